@@ -1,0 +1,1 @@
+//! A simulated replica, and a fleet of them on a virtual clock.

@@ -1,0 +1,10 @@
+//! What a request will cost: tokenizers, chat templates, the count cache, tasks and answer-length estimates.
+//!
+//! Knows nothing of Pingora or sockets, except that a `hub:` tokenizer is downloaded and a `replica` one asked for
+//! over HTTP, each in a file of its own.
+
+pub mod estimate;
+pub mod weigher;
+
+pub use estimate::{EstimateSource, Histories, OutputEstimate};
+pub use weigher::{CountSource, PromptCount, Weigher, Weight};
