@@ -1,0 +1,69 @@
+# What a person types. Everything longer than a line stands in scripts/.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+CACHE := $(or $(WEIGHBRIDGE_CACHE),$(CURDIR)/target)
+export WEIGHBRIDGE_CACHE := $(CACHE)
+export PATH := $(CACHE)/tools/bin:$(PATH)
+BINARY := $(TARGET_DIR)/release/weighbridge
+
+PREFIX ?= /usr
+DESTDIR ?=
+SYSCONFDIR ?= /etc
+
+.PHONY: help
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: build ## the main job with nothing to set up: a simulated fleet, the balancer, traffic, a live table
+	$(BINARY) demo
+
+.PHONY: build
+build: ## the release binary
+	@scripts/need.sh build
+	cargo build --release --locked --bin weighbridge
+
+.PHONY: test
+test: ## formatting, clippy, every test, a real llama-server among them
+	@scripts/test.sh
+
+.PHONY: fmt
+fmt: ## formats the code
+	cargo fmt
+
+.PHONY: lint
+lint: ## formatting and clippy, warnings denied
+	@scripts/need.sh build
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+
+.PHONY: bench
+bench: ## every benchmark; docs/performance.md tells what each claims
+	@scripts/need.sh build
+	cargo bench --locked
+
+.PHONY: load
+load: build ## oha against four simulated replicas of unequal speed: least-tokens beside round-robin
+	@scripts/need.sh load
+	python3 benches/load.py --binary $(BINARY) $(LOAD_ARGS)
+
+.PHONY: deny
+deny: ## licences, bans and sources of every dependency
+	@scripts/need.sh deny
+	cargo deny --locked check licenses bans sources
+
+.PHONY: install
+install: build ## the binary, unit, sysusers, tmpfiles and an example configuration, under DESTDIR and PREFIX
+	DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" SYSCONFDIR="$(SYSCONFDIR)" scripts/install.sh $(BINARY)
+
+.PHONY: deb
+deb: build ## a Debian package
+	@scripts/need.sh deb
+	cargo deb --locked --no-build
+
+.PHONY: clean
+clean: ## removes what was built
+	cargo clean
