@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::units::{Band, ModelName, ReplicaId, TenantName, Tokens};
 
 /// A whole, validated configuration.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     pub listen: Vec<Listen>,
     pub admin: Admin,
@@ -25,6 +27,7 @@ pub struct Config {
     /// Empty: the balancer is open on its listen addresses.
     pub tenants: Vec<Tenant>,
     pub health: Health,
+    pub scrape: Scrape,
     pub warmup: Warmup,
     pub retries: Retries,
     pub balance: Balance,
@@ -33,7 +36,7 @@ pub struct Config {
 }
 
 /// One listening address.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Listen {
     pub address: SocketAddr,
     pub tls: Option<ListenTls>,
@@ -42,7 +45,7 @@ pub struct Listen {
 }
 
 /// TLS on a listener; certificates are reloaded with the configuration.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ListenTls {
     pub cert: PathBuf,
     pub key: PathBuf,
@@ -51,7 +54,7 @@ pub struct ListenTls {
 }
 
 /// The admin address: API, `/metrics`, `/healthz`, `/readyz`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Admin {
     /// Default 127.0.0.1:9090.
     pub address: SocketAddr,
@@ -59,8 +62,14 @@ pub struct Admin {
     pub token_file: Option<PathBuf>,
 }
 
+impl Default for Admin {
+    fn default() -> Self {
+        Admin { address: SocketAddr::from(([127, 0, 0, 1], 9090)), token_file: None }
+    }
+}
+
 /// A limit on everything a client can make grow.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Limits {
     /// Default 32 MiB.
     pub body_bytes: u64,
@@ -114,7 +123,7 @@ impl Default for Limits {
 }
 
 /// How a stop goes: not ready at once, accepting for the window, then waiting for streams; exit when idle.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shutdown {
     /// Default 2 s.
     pub drain_window: Duration,
@@ -129,7 +138,7 @@ impl Default for Shutdown {
 }
 
 /// A model that clients may name.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
     pub name: ModelName,
     pub aliases: Vec<String>,
@@ -165,7 +174,8 @@ pub enum TokenizerSource {
 }
 
 /// How content given as a list of parts reaches the chat template.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ContentFormat {
     /// Found out from the template: a template that loops over content gets the list.
     #[default]
@@ -177,7 +187,7 @@ pub enum ContentFormat {
 }
 
 /// How a model's answer lengths are estimated.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OutputSettings {
     /// Percentile booked for capacity. Default 90.
     pub percentile: u8,
@@ -192,7 +202,7 @@ impl Default for OutputSettings {
 }
 
 /// One replica as configured or discovered.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplicaSpec {
     pub id: ReplicaId,
     pub url: ReplicaUrl,
@@ -235,7 +245,7 @@ pub struct ReplicaUrl {
 }
 
 /// TLS to a replica.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ReplicaTls {
     pub ca: Option<PathBuf>,
     pub cert: Option<PathBuf>,
@@ -243,7 +253,8 @@ pub struct ReplicaTls {
 }
 
 /// The kind of model server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Engine {
     /// Found out from its answers.
     #[default]
@@ -258,7 +269,8 @@ pub enum Engine {
 }
 
 /// Where replicas are discovered, besides or instead of a list.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Discovery {
     Dns(DnsDiscovery),
     Etcd(EtcdDiscovery),
@@ -266,7 +278,7 @@ pub enum Discovery {
 }
 
 /// Replicas behind a DNS name; what DNS cannot say comes from `template`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DnsDiscovery {
     pub name: String,
     /// A and AAAA need a port; SRV brings its own.
@@ -281,7 +293,7 @@ pub struct DnsDiscovery {
 }
 
 /// Replicas that advertise themselves under an etcd prefix, a replica spec as JSON or YAML per key.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EtcdDiscovery {
     pub endpoints: Vec<String>,
     pub prefix: String,
@@ -289,7 +301,7 @@ pub struct EtcdDiscovery {
 }
 
 /// Replicas that are a Consul service.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ConsulDiscovery {
     pub address: String,
     pub service: String,
@@ -298,14 +310,14 @@ pub struct ConsulDiscovery {
 }
 
 /// Where this balancer stands and how far other regions are.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Regions {
     pub local: Option<String>,
     pub distance: BTreeMap<String, Duration>,
 }
 
 /// A priority band.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BandSpec {
     pub name: String,
     /// Share of a replica's capacity this band may fill, above 0 and at most 1.
@@ -332,7 +344,7 @@ impl Default for BandSpec {
 }
 
 /// A band's bounded queue.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QueueSpec {
     /// Default 1,000; 0 refuses at once.
     pub requests: usize,
@@ -347,7 +359,7 @@ impl Default for QueueSpec {
 }
 
 /// A tenant: who may ask for what.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tenant {
     pub name: TenantName,
     /// One key (or its `sha256:` hash) a line; several keys are one tenant.
@@ -364,7 +376,7 @@ pub struct Tenant {
 }
 
 /// Active and passive health.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Health {
     /// Default `/health`.
     pub path: String,
@@ -402,8 +414,24 @@ impl Default for Health {
     }
 }
 
+/// Reading the engines' own metrics: gentle, since a scrape costs the engine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scrape {
+    /// From the end of one scrape of a replica to the start of its next; longer while the replica answers slowly.
+    /// `None` (off) reads no metrics. Default 2 s.
+    pub interval: Option<Duration>,
+    /// Default 10 s: llama-server answers between batches only.
+    pub timeout: Duration,
+}
+
+impl Default for Scrape {
+    fn default() -> Self {
+        Scrape { interval: Some(Duration::from_secs(2)), timeout: Duration::from_secs(10) }
+    }
+}
+
 /// What a replica does before it takes users, and how it takes its share.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Warmup {
     /// `None`: no warm-up request.
     pub prompt: Option<String>,
@@ -420,7 +448,7 @@ impl Default for Warmup {
 }
 
 /// Retries on another replica, before anything reached the client.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Retries {
     /// Share of recent requests that may be retries. Default 0.1.
     pub budget: f64,
@@ -437,7 +465,7 @@ impl Default for Retries {
 }
 
 /// The balancing rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Balance {
     /// Default `token-load`.
     pub policy: PolicyName,
@@ -454,7 +482,8 @@ impl Default for Balance {
 }
 
 /// The policies a user can choose and compare.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PolicyName {
     TokenLoad,
     LeastTokens,
