@@ -1,0 +1,170 @@
+//! `weighbridge check CONFIG`: whether a configuration is right, what it comes to, what a reload would change.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use comfy_table::Table;
+use serde_json::{Value, json};
+
+use crate::config::{self, Config};
+
+/// A running balancer on the same machine or network answers within this.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Validates a configuration: exit 0, or 1 with every fault.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Print what a reload of the balancer with this admin address would change.
+    #[arg(long, value_name = "ADMIN_URL")]
+    pub against: Option<String>,
+    /// A file with the admin API's token, where it has one.
+    #[arg(long, value_name = "FILE", requires = "against")]
+    pub token_file: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command: what is right goes to standard output, faults to standard error (with `--json`, both to
+/// standard output).
+///
+/// # Errors
+/// The running balancer could not be asked.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let config = match config::load(&args.config) {
+        Ok(config) => config,
+        Err(errors) => {
+            report(args, &errors.0);
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    match &args.against {
+        Some(url) => against(args, &config, url)?,
+        None if args.json => println!("{:#}", json!({"ok": true, "config": config::digest(&config)})),
+        None => print!("{}", summary(&config)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(args: &Args, errors: &[config::ConfigError]) {
+    if args.json {
+        let errors: Vec<Value> = errors
+            .iter()
+            .map(|e| {
+                json!({"file": e.file, "line": e.line, "path": e.path, "problem": e.problem, "allowed": e.allowed,
+                       "message": e.to_string()})
+            })
+            .collect();
+        println!("{:#}", json!({"ok": false, "errors": errors}));
+        return;
+    }
+    for error in errors {
+        eprintln!("{error}");
+    }
+    let n = errors.len();
+    eprintln!("{n} {}", if n == 1 { "fault" } else { "faults" });
+}
+
+fn against(args: &Args, config: &Config, url: &str) -> anyhow::Result<()> {
+    let token = match &args.token_file {
+        Some(file) => Some(std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?),
+        None => None,
+    };
+    let running = running_digest(url, token.as_deref().map(str::trim))?;
+    let changes = config::diff(&running, &config::digest(config));
+    if args.json {
+        let changes: Vec<Value> = changes.iter().map(|c| json!({"path": c.path, "old": c.old, "new": c.new})).collect();
+        println!("{:#}", json!({"ok": true, "changes": changes}));
+    } else if changes.is_empty() {
+        println!("A reload would change nothing. (Keys, certificates and tokenizers are read again all the same.)");
+    } else {
+        for change in changes {
+            println!("{change}");
+        }
+    }
+    Ok(())
+}
+
+fn running_digest(url: &str, token: Option<&str>) -> anyhow::Result<Value> {
+    let url = format!("{}/admin/config", url.trim_end_matches('/'));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = reqwest::Client::builder().timeout(ADMIN_TIMEOUT).build()?;
+        let mut request = client.get(&url);
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let answer = request.send().await.with_context(|| format!("cannot reach {url}"))?;
+        if !answer.status().is_success() {
+            bail!("{url} answered {}", answer.status());
+        }
+        answer.json().await.with_context(|| format!("{url} answered no JSON"))
+    })
+}
+
+/// What a configuration comes to, as tables.
+fn summary(config: &Config) -> String {
+    let or = |v: Option<String>, d: &str| v.unwrap_or_else(|| d.to_owned());
+    let mut models = table(&["model", "also called", "tokenizer", "replicas"]);
+    for model in &config.models {
+        let also = [model.aliases.as_slice(), model.adapters.as_slice()].concat().join(", ");
+        let replicas = config.replicas.iter().filter(|r| r.models.contains(&model.name)).count();
+        models.add_row([model.name.to_string(), also, model.tokenizer.to_string(), replicas.to_string()]);
+    }
+    let mut replicas = table(&["replica", "url", "models", "tokens/s", "window", "capacity", "sequences", "region"]);
+    for r in &config.replicas {
+        replicas.add_row([
+            r.id.to_string(),
+            r.url.to_string(),
+            r.models.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            r.tokens_per_sec.to_string(),
+            or(r.max_context_tokens.map(|t| t.to_string()), "from the engine"),
+            or(r.token_capacity.map(|t| t.to_string()), "from the engine"),
+            r.max_sequences.to_string(),
+            or(r.region.clone(), ""),
+        ]);
+    }
+    let mut bands = table(&["band", "share", "weight", "queue", "wait", "aging", "default"]);
+    for b in &config.bands {
+        bands.add_row([
+            b.name.clone(),
+            format!("{}%", b.share * 100.0),
+            b.weight.to_string(),
+            b.queue.requests.to_string(),
+            humantime::format_duration(b.queue.wait).to_string(),
+            humantime::format_duration(b.aging).to_string(),
+            (if b.default { "yes" } else { "" }).to_owned(),
+        ]);
+    }
+    let mut text = format!("{models}\n\n{replicas}\n\n{bands}\n");
+    if config.tenants.is_empty() {
+        text.push_str("\nNo tenants: open to whoever reaches the listeners.\n");
+    } else {
+        let mut tenants = table(&["tenant", "models", "bands", "tokens/min", "requests/min", "concurrent"]);
+        for t in &config.tenants {
+            let models = t.models.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let bands: Vec<&str> =
+                t.bands.iter().filter_map(|b| config.bands.get(usize::from(b.0))).map(|b| b.name.as_str()).collect();
+            tenants.add_row([
+                t.name.to_string(),
+                if models.is_empty() { "all".to_owned() } else { models },
+                if bands.is_empty() { "the default".to_owned() } else { bands.join(", ") },
+                or(t.tokens_per_minute.map(|v| v.to_string()), "no limit"),
+                or(t.requests_per_minute.map(|v| v.to_string()), "no limit"),
+                or(t.concurrent.map(|v| v.to_string()), "no limit"),
+            ]);
+        }
+        text.push_str(&format!("\n{tenants}\n"));
+    }
+    text
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    table
+}
