@@ -1,0 +1,106 @@
+//! `docs/architecture.md` is held to what stands in `src/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All Rust files of a room.
+fn files(room: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(room).expect("room") {
+        let path = entry.expect("entry").path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// A file's code: without comments, and without the tests at its end, which may use what they like.
+fn code(file: &Path) -> String {
+    let text = fs::read_to_string(file).expect("source");
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether a file holds nothing but tests (`tests.rs`, or a directory of that name).
+fn is_test(file: &Path) -> bool {
+    file.components().any(|part| {
+        let name = part.as_os_str().to_string_lossy();
+        name == "tests" || name == "tests.rs" || name.ends_with("_tests.rs")
+    })
+}
+
+fn offences(rooms: &[&str], forbidden: &[&str], allowed_files: &[&str]) -> Vec<String> {
+    let mut offences = Vec::new();
+    for room in rooms {
+        for file in files(&root().join("src").join(room)) {
+            let relative = file.strip_prefix(root()).expect("under root").to_string_lossy().into_owned();
+            if allowed_files.contains(&relative.as_str()) || is_test(file.strip_prefix(root()).expect("under root")) {
+                continue;
+            }
+            let code = code(&file);
+            for word in forbidden {
+                if code.contains(word) {
+                    offences.push(format!("{relative} names {word}"));
+                }
+            }
+        }
+    }
+    offences
+}
+
+#[test]
+fn the_pure_rooms_know_nothing_of_pingora_but_for_the_selection() {
+    let found = offences(
+        &["wire", "weigh", "balance"],
+        &["pingora", "crate::proxy", "crate::fleet", "crate::admin", "crate::cli"],
+        &["src/balance/selection.rs"],
+    );
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn wire_and_balance_open_no_socket_and_read_no_wall_clock() {
+    let found = offences(
+        &["wire", "balance"],
+        &["std::net::Tcp", "tokio::net", "SystemTime::now", "Instant::now", "reqwest"],
+        &[],
+    );
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn nothing_uses_the_proxy_but_the_commands_that_start_it() {
+    let found = offences(
+        &["wire", "weigh", "balance", "fleet", "config", "observe", "admin", "sim"],
+        &["crate::proxy", "crate::cli"],
+        &[],
+    );
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn every_document_that_is_linked_exists() {
+    let mut broken = Vec::new();
+    let mut pages = vec![root().join("README.md")];
+    pages.extend(fs::read_dir(root().join("docs")).expect("docs").map(|entry| entry.expect("entry").path()));
+    for page in pages.iter().filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+        let text = fs::read_to_string(page).expect("page");
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if file.is_empty() || file.contains("://") {
+                continue;
+            }
+            if !page.parent().expect("parent").join(file).exists() {
+                broken.push(format!("{} links {target}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
