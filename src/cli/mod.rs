@@ -1,3 +1,4 @@
 //! A file per command.
 
 pub mod check;
+pub mod sim_replica;
