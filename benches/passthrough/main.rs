@@ -5,7 +5,7 @@
 //! allocator. Rounds alternate between the two, so that a noisy machine is noisy for both. CPU time and not throughput
 //! is compared: it barely moves when the machine is shared.
 //!
-//!     cargo bench --bench passthrough -- [--rounds N] [--seconds S] [--streams N] [--events-per-second N] [--json] [--check]
+//!     cargo bench --bench passthrough -- [--rounds N] [--seconds S] [--streams N] [--events-per-second N] [--noise] [--json] [--check]
 //!
 //! Claims (`--check` exits 1 where one fails): a 1 KB chat request, weighing included, at most 1.4 times the bare
 //! proxy; a paced SSE event at most 1.15 times.
@@ -38,13 +38,13 @@ struct Options {
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Length of a round.
-    #[arg(long, default_value_t = 4.0)]
+    #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     /// Connections that send one request after another.
     #[arg(long, default_value_t = 64)]
     connections: usize,
     /// Streams open at once in the SSE rounds.
-    #[arg(long, default_value_t = 250)]
+    #[arg(long, default_value_t = 5.0)]
     streams: usize,
     /// Events of one stream a second.
     #[arg(long, default_value_t = 20.0)]
@@ -55,6 +55,9 @@ struct Options {
     /// What is measured: both, or `requests`, or `events`.
     #[arg(long, default_value = "both")]
     only: String,
+    /// Puts a second bare proxy in Weighbridge's place: what comes out is noise.
+    #[arg(long)]
+    noise: bool,
     #[arg(long)]
     json: bool,
     /// Exit 1 where a claim fails.
@@ -90,7 +93,9 @@ struct Row {
 fn compare(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let upstream = process::upstream(options.events_per_second)?;
-    let proxies = [process::bare(&upstream)?, process::weighbridge(&upstream, &options.tokenizer)?];
+    let ours =
+        if options.noise { process::bare(&upstream)? } else { process::weighbridge(&upstream, &options.tokenizer)? };
+    let proxies = [process::bare(&upstream)?, ours];
     for proxy in &proxies {
         runtime.block_on(driver::wait_for_answer(proxy.address))?;
     }
