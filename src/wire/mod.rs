@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod endpoint;
 pub mod error;
+mod json;
 pub mod request;
 pub mod usage;
 
