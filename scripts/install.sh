@@ -9,15 +9,19 @@ dest=${DESTDIR:-}
 prefix=${PREFIX:-/usr}
 etc=${SYSCONFDIR:-/etc}/weighbridge
 
-# The unit names the binary and the configuration by path: both follow PREFIX and SYSCONFDIR.
-unit=$(mktemp)
-trap 'rm -f "$unit"' EXIT
-sed -e "s|/usr/bin/weighbridge|$prefix/bin/weighbridge|g" \
-    -e "s|/usr/share/doc|$prefix/share/doc|g" \
-    -e "s|/etc/weighbridge|$etc|g" "$root/systemd/weighbridge.service" >"$unit"
+# The unit and the upgrade command name the binary and the configuration by path: both follow PREFIX and SYSCONFDIR.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unit=$work/weighbridge.service
+upgrade=$work/weighbridge-upgrade
+for file in "$root/systemd/weighbridge.service" "$root/scripts/weighbridge-upgrade"; do
+  sed -e "s|/usr/bin/weighbridge|$prefix/bin/weighbridge|g" \
+      -e "s|/usr/share/doc|$prefix/share/doc|g" \
+      -e "s|/etc/weighbridge|$etc|g" "$file" >"$work/$(basename "$file")"
+done
 
 install -Dm755 "$binary" "$dest$prefix/bin/weighbridge"
-install -Dm755 "$root/scripts/weighbridge-upgrade" "$dest$prefix/bin/weighbridge-upgrade"
+install -Dm755 "$upgrade" "$dest$prefix/bin/weighbridge-upgrade"
 install -Dm644 "$unit" "$dest$prefix/lib/systemd/system/weighbridge.service"
 install -Dm644 "$root/systemd/weighbridge.sysusers" "$dest$prefix/lib/sysusers.d/weighbridge.conf"
 install -Dm644 "$root/systemd/weighbridge.tmpfiles" "$dest$prefix/lib/tmpfiles.d/weighbridge.conf"

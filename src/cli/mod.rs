@@ -2,3 +2,4 @@
 
 pub mod check;
 pub mod sim_replica;
+pub mod successor;
