@@ -44,7 +44,7 @@ struct Options {
     #[arg(long, default_value_t = 64)]
     connections: usize,
     /// Streams open at once in the SSE rounds.
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 400)]
     streams: usize,
     /// Events of one stream a second.
     #[arg(long, default_value_t = 20.0)]
