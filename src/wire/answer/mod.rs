@@ -2,6 +2,8 @@
 
 mod document;
 mod encoded;
+#[cfg(test)]
+mod engine_tests;
 mod event;
 mod out;
 mod sse;

@@ -2,12 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn kind(hide_usage: bool) -> AnswerKind {
+pub(super) fn kind(hide_usage: bool) -> AnswerKind {
     AnswerKind { endpoint: Endpoint::ChatCompletions, sse: true, hide_usage, encoding: None, event_bytes: 10 << 20 }
 }
 
 /// Feeds `body` cut at the given sizes (cycled); returns what a client gets, and what was seen.
-fn run(kind: &AnswerKind, body: &[u8], cuts: &[usize]) -> (Vec<u8>, Progress) {
+pub(super) fn run(kind: &AnswerKind, body: &[u8], cuts: &[usize]) -> (Vec<u8>, Progress) {
     let mut reader = AnswerReader::new(kind.clone());
     let mut sent = Vec::new();
     let mut rest = body;
@@ -21,12 +21,12 @@ fn run(kind: &AnswerKind, body: &[u8], cuts: &[usize]) -> (Vec<u8>, Progress) {
     (sent, reader.progress().clone())
 }
 
-fn usage(prompt: u64, output: u64) -> Option<Usage> {
+pub(super) fn usage(prompt: u64, output: u64) -> Option<Usage> {
     Some(Usage { prompt, output, ..Usage::default() })
 }
 
 /// Reads in several chunkings, demands the same of each, and returns it.
-fn read(kind: &AnswerKind, body: &[u8]) -> (Vec<u8>, Progress) {
+pub(super) fn read(kind: &AnswerKind, body: &[u8]) -> (Vec<u8>, Progress) {
     let whole = run(kind, body, &[body.len().max(1)]);
     for cuts in [&[1][..], &[2], &[3], &[7], &[64], &[1, 100], &[200, 3]] {
         assert_eq!(run(kind, body, cuts), whole, "cut at {cuts:?}");
