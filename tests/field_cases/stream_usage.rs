@@ -62,9 +62,9 @@ async fn c015() {
     let expected = events.iter().filter(|e| body.contains(*e)).count() as u64;
     assert!(output >= expected, "{output} output tokens of {expected} kinds of content");
     assert_eq!(lb.books().tokens("prompt").await, prompt, "the balancer's own count");
-    let reported = lb.books().metric("weighbridge_tokens_total", &[("kind", "output"), ("source", "usage")]).await;
+    let reported = lb.books().metric("weighbridge_tokens_total", &[("kind", "output"), ("source", "engine")]).await;
     assert_eq!(reported, 0.0, "nothing was reported");
-    let estimated = lb.books().metric("weighbridge_tokens_total", &[("kind", "output"), ("source", "estimated")]).await;
+    let estimated = lb.books().metric("weighbridge_tokens_total", &[("kind", "output"), ("source", "estimate")]).await;
     assert_eq!(estimated as u64, output, "marked as estimated");
 }
 

@@ -178,7 +178,7 @@ async fn c080() {
         lb.chat(HI).await;
         lb.books().settled().await;
         let estimated =
-            lb.books().metric("weighbridge_tokens_total", &[("kind", "prompt"), ("source", "estimated")]).await;
+            lb.books().metric("weighbridge_tokens_total", &[("kind", "prompt"), ("source", "estimate")]).await;
         assert!(estimated > 0.0, "{}: {}", dir.display(), lb.log());
     }
 }

@@ -11,6 +11,7 @@ pub mod files;
 pub mod h2;
 pub mod ports;
 pub mod reply;
+pub mod sim;
 pub mod tls;
 pub mod upstream;
 
@@ -19,6 +20,7 @@ pub use books::{Books, Series};
 pub use client::{Answer, Client, End, Head, Piece, get, post};
 pub use files::{case_bytes, case_text, repeat_pattern};
 pub use reply::{Act, Gate, Reply};
+pub use sim::Sim;
 pub use upstream::{Seen, Upstream};
 
 use std::future::Future;
