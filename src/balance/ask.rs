@@ -25,6 +25,8 @@ pub struct Ask {
     pub session: Option<u64>,
     /// Chained hashes of the rendered prompt's blocks.
     pub prefix: Arc<[u64]>,
+    /// Tokens in one block of `prefix`; 0 where there is none.
+    pub prefix_block_tokens: u32,
     /// Whether tokens will be seen as they come; else the booking decays by the replica's rate.
     pub stream: bool,
     /// The client's objective for its first token.

@@ -1,0 +1,217 @@
+//! Letting requests in: placed at once, put into their band's queue, or refused; and serving the queues.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::time::Duration;
+
+use crate::units::{Band, Time};
+
+use super::ask::{Ask, Refusal};
+use super::balancer::{Admission, Balancer, NO_REPLICA, State, Ticket, Waiter};
+use super::pool::Pool;
+use super::queue::{self, Line, Place, Waiting};
+use super::reservation::Reservation;
+
+/// How many waiting requests one look at the queue tries to place before it gives up: the first in turn, and a few
+/// that may be small enough to fit beside what the first does not fit.
+const TRIED_PER_LOOK: usize = 8;
+/// For so long others may pass a request that is first in turn and does not fit. Then what becomes free is kept for it.
+const PASSED_MAX: Duration = Duration::from_secs(2);
+/// A request whose projected wait is longer than its band's limit by this factor is hopeless. Projections are rough:
+/// refusing what would have been served costs more than letting it wait.
+const HOPELESS: f64 = 1.5;
+
+type Outcome = (Waiter, Result<Reservation, Refusal>);
+
+thread_local! {
+    /// Whether this thread serves queues now; a release in between asks it to look once more instead of nesting.
+    static SERVING: Cell<bool> = const { Cell::new(false) };
+    static AGAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Balancer {
+    /// Lets a request in: placed at once, put into its band's queue, or refused. `waiter` is called only where the
+    /// answer is [`Admission::Waiting`], exactly once, unless the ticket is dropped first.
+    pub fn admit(self: &Arc<Self>, ask: Arc<Ask>, waiter: Waiter) -> Admission {
+        let state = self.state.load();
+        let Some(pool) = state.pool(&ask.model) else {
+            return Admission::Refused(NO_REPLICA);
+        };
+        let now = self.home.clock.now();
+        if !self.others_first(&state, pool, &ask, now) {
+            match self.place(&ask, &[]) {
+                Ok(reservation) => return Admission::Placed(reservation),
+                Err(Refusal::NoCapacity { .. }) => {}
+                Err(refusal) => return Admission::Refused(refusal),
+            }
+        }
+        let (admission, outcomes) = self.wait(&state, pool, ask, waiter, now);
+        finish(outcomes);
+        if AGAIN.take() {
+            self.serve();
+        }
+        admission
+    }
+
+    /// Whether somebody waits who has a better right to the room that there may be.
+    fn others_first(&self, state: &State, pool: &Pool, ask: &Ask, now: Time) -> bool {
+        if self.home.waiting.load(Relaxed) == 0 {
+            return false;
+        }
+        let queue = pool.kept.queue.lock();
+        if queue.is_empty() {
+            return false;
+        }
+        let first = queue.in_turn(&state.settings.bands, now, 1);
+        first.first().is_some_and(|&(_, level)| level <= ask.band)
+    }
+
+    /// Puts a request into the queue and looks whether it, or another, can be placed meanwhile.
+    fn wait(
+        self: &Arc<Self>,
+        state: &State,
+        pool: &Arc<Pool>,
+        ask: Arc<Ask>,
+        waiter: Waiter,
+        now: Time,
+    ) -> (Admission, Vec<Outcome>) {
+        let mut outcomes = Vec::new();
+        let bands = &state.settings.bands;
+        let spec = queue::band(bands, usize::from(ask.band.0));
+        let demand = state.demand(&ask, now);
+        let mut queue = pool.kept.queue.lock();
+        let ahead = queue.tokens_ahead(ask.band);
+        let refused = |queue_ahead| {
+            Admission::Refused(Refusal::NoCapacity { retry_after: pool.retry_after(&demand, queue_ahead) })
+        };
+        if spec.queue.requests == 0 || pool.projected_wait(&demand, ahead) > HOPELESS * spec.queue.wait.as_secs_f64() {
+            return (refused(ahead), outcomes);
+        }
+        let total: usize = bands.iter().map(|band| band.queue.requests).sum();
+        if queue.depth(ask.band) >= spec.queue.requests || queue.len() >= total {
+            // A band that is full takes a place of the lowest band that waits.
+            let Some(displaced) = queue.displaceable(ask.band).and_then(|id| queue.remove(id)) else {
+                return (refused(ahead), outcomes);
+            };
+            self.home.waiting.fetch_sub(1, Relaxed);
+            let retry_after =
+                pool.retry_after(&state.demand(&displaced.what.ask, now), queue.tokens_ahead(displaced.band));
+            outcomes.push((displaced.what.waiter, Err(Refusal::Displaced { retry_after })));
+        }
+        let tokens = demand.tokens();
+        let (band, tenant) = (ask.band, ask.tenant.clone());
+        let what = Waiting { ask, waiter, passed_since: None };
+        let id = queue.push(Place { band, tenant, tokens, since: now, what });
+        self.home.waiting.fetch_add(1, AcqRel);
+        // Room that a release made since this request found none is not lost: the look below finds it.
+        let nested = SERVING.replace(true);
+        let mut mine = None;
+        self.look(state, pool, &mut queue, now, |served, waiter, result| {
+            if served == id { mine = Some(result) } else { outcomes.push((waiter, result)) }
+        });
+        SERVING.set(nested);
+        drop(queue);
+        let admission = match mine {
+            Some(Ok(reservation)) => Admission::Placed(reservation),
+            Some(Err(refusal)) => Admission::Refused(refusal),
+            None => Admission::Waiting(Ticket { kept: pool.kept.clone(), home: self.home.clone(), id }),
+        };
+        (admission, outcomes)
+    }
+
+    /// Serves the queues of all models as far as there is room, and expires waits.
+    pub(super) fn serve(self: &Arc<Self>) {
+        if SERVING.replace(true) {
+            AGAIN.set(true);
+            return;
+        }
+        loop {
+            AGAIN.set(false);
+            let state = self.state.load_full();
+            for pool in &state.pools_in_order {
+                let now = self.home.clock.now();
+                let mut outcomes = Vec::new();
+                {
+                    let mut queue = pool.kept.queue.lock();
+                    if queue.is_empty() {
+                        continue;
+                    }
+                    self.expire(&state, pool, &mut queue, now, &mut outcomes);
+                    self.look(&state, pool, &mut queue, now, |_, waiter, result| outcomes.push((waiter, result)));
+                }
+                finish(outcomes);
+            }
+            if !AGAIN.take() {
+                break;
+            }
+        }
+        SERVING.set(false);
+    }
+
+    fn expire(&self, state: &State, pool: &Pool, queue: &mut Line<Waiting>, now: Time, outcomes: &mut Vec<Outcome>) {
+        let bands = &state.settings.bands;
+        while let Some(place) = queue.expired(bands, now).and_then(|id| queue.remove(id)) {
+            self.home.waiting.fetch_sub(1, Relaxed);
+            let demand = state.demand(&place.what.ask, now);
+            let retry_after = pool.retry_after(&demand, queue.tokens_ahead(place.band));
+            let waited = now.since(place.since);
+            outcomes.push((place.what.waiter, Err(Refusal::QueueTimeout { waited, retry_after })));
+        }
+    }
+
+    /// Places waiting requests in their order until none of those in turn fits.
+    fn look(
+        self: &Arc<Self>,
+        state: &State,
+        pool: &Pool,
+        queue: &mut Line<Waiting>,
+        now: Time,
+        mut served: impl FnMut(u64, Waiter, Result<Reservation, Refusal>),
+    ) {
+        while let Some((id, level, result)) = self.first_that_fits(state, pool, queue, now) {
+            let Some(place) = queue.serve(id, level) else { break };
+            self.home.waiting.fetch_sub(1, Relaxed);
+            served(id, place.what.waiter, result);
+        }
+    }
+
+    fn first_that_fits(
+        self: &Arc<Self>,
+        state: &State,
+        pool: &Pool,
+        queue: &mut Line<Waiting>,
+        now: Time,
+    ) -> Option<(u64, Band, Result<Reservation, Refusal>)> {
+        let mut refused: Vec<Arc<Ask>> = Vec::new();
+        for (id, level) in queue.in_turn(&state.settings.bands, now, TRIED_PER_LOOK) {
+            let place = queue.get_mut(id)?;
+            let demand = state.demand(&place.what.ask, now);
+            let hopeless_now = refused.iter().any(|ask| demand.no_smaller_than(&state.demand(ask, now)));
+            if hopeless_now {
+                continue;
+            }
+            match self.place(&place.what.ask, &[]) {
+                Ok(reservation) => return Some((id, level, Ok(reservation))),
+                // Its window is gone, or its model: waiting does not help.
+                Err(refusal @ Refusal::ContextLength { .. }) => return Some((id, level, Err(refusal))),
+                Err(refusal @ Refusal::NoReplica { .. }) if pool.members.is_empty() => {
+                    return Some((id, level, Err(refusal)));
+                }
+                Err(_) => {}
+            }
+            let since = *place.what.passed_since.get_or_insert(now);
+            if now.since(since) > PASSED_MAX {
+                return None;
+            }
+            refused.push(place.what.ask.clone());
+        }
+        None
+    }
+}
+
+fn finish(outcomes: Vec<Outcome>) {
+    for (waiter, result) in outcomes {
+        waiter(result);
+    }
+}

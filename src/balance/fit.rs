@@ -1,0 +1,152 @@
+//! Whether a request fits a replica, and what it would book there.
+//!
+//! Capacity is memory, load is work: the books hold the prompt and the answer as long as it may become, while load
+//! counts the uncached prompt and the answer's expected length.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::config::BandSpec;
+use crate::units::Time;
+
+use super::ask::Ask;
+use super::ledger::{Entry, WEIGHT_UNIT};
+use super::remaining;
+use super::replica::{Replica, UNLIMITED};
+
+/// Whether a request fits a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    Fits,
+    /// It would, with fewer others there.
+    Full,
+    /// Its prompt fills the window.
+    TooLong,
+}
+
+/// A request, with what its band and the moment make of it.
+#[derive(Clone, Debug)]
+pub(super) struct Demand<'a> {
+    pub ask: &'a Ask,
+    pub now: Time,
+    /// Share of a replica's capacity its band may fill.
+    pub share: f64,
+    /// What a second of it is worth.
+    pub weight: f64,
+    pub ttft_weight: f64,
+    /// Output tokens of one sequence: expected, and as many as it may become by the percentile.
+    output: u64,
+    output_most: u64,
+}
+
+impl<'a> Demand<'a> {
+    pub fn new(ask: &'a Ask, band: &BandSpec, ttft_weight: f64, now: Time) -> Demand<'a> {
+        let most = ask.max_tokens.unwrap_or(UNLIMITED);
+        Demand {
+            ask,
+            now,
+            share: band.share,
+            weight: band.weight,
+            ttft_weight,
+            output: remaining::at(&ask.output, 0).min(most),
+            output_most: ask.output.p90.min(most),
+        }
+    }
+
+    /// Output tokens of one sequence there, for load.
+    #[inline]
+    pub fn output(&self, window: u64) -> u64 {
+        self.output.min(window.saturating_sub(self.ask.longest.0))
+    }
+
+    /// Output tokens of one sequence there, for capacity.
+    #[inline]
+    pub fn output_most(&self, window: u64) -> u64 {
+        self.output_most.min(window.saturating_sub(self.ask.longest.0))
+    }
+
+    #[inline]
+    fn sequences(&self) -> u64 {
+        u64::from(self.ask.sequences.max(1))
+    }
+
+    /// KV tokens it books there: never more than the replica has, so that an empty one takes it.
+    #[inline]
+    fn kv(&self, window: u64, capacity: u64) -> u64 {
+        let answers = self.output_most(window).saturating_mul(self.sequences());
+        self.ask.prompt.0.saturating_add(answers).min(capacity)
+    }
+
+    /// Whether it fits by the replica's books. A statement about this moment, unless the books are locked.
+    #[inline]
+    pub fn fit(&self, replica: &Replica) -> Fit {
+        let (traits, figures) = (&replica.traits, &replica.figures);
+        let window = traits.window.load(Relaxed);
+        if self.ask.longest.0 >= window {
+            return Fit::TooLong;
+        }
+        let sequences = figures.sequences();
+        if sequences == 0 {
+            return Fit::Fits;
+        }
+        if replica.on_trial() {
+            return Fit::Full;
+        }
+        let mut most = traits.max_sequences.load(Relaxed);
+        let ramp = replica.share(self.now);
+        if ramp < 1.0 {
+            most = (most as f64 * ramp).ceil() as u64;
+        }
+        if sequences + self.sequences() > most {
+            return Fit::Full;
+        }
+        let capacity = traits.capacity.load(Relaxed);
+        if capacity == UNLIMITED {
+            return Fit::Fits;
+        }
+        let room = if self.share < 1.0 { (capacity as f64 * self.share) as u64 } else { capacity };
+        if figures.kv().saturating_add(self.kv(window, capacity)) <= room { Fit::Fits } else { Fit::Full }
+    }
+
+    /// What it weighs where tenants take turns and waits are projected.
+    pub fn tokens(&self) -> u64 {
+        self.ask.prompt.0.saturating_add(self.output.saturating_mul(self.sequences()))
+    }
+
+    /// Whether whatever refuses `other` for want of room refuses this one too.
+    pub fn no_smaller_than(&self, other: &Demand<'_>) -> bool {
+        self.share <= other.share
+            && self.ask.prompt >= other.ask.prompt
+            && self.ask.longest >= other.ask.longest
+            && self.output_most >= other.output_most
+            && self.sequences() >= other.sequences()
+    }
+
+    /// What it books there, with `cached` tokens of its prompt expected in the replica's prefix cache.
+    pub fn entry(&self, replica: &Replica, cached: u64) -> Entry {
+        let window = replica.traits.window.load(Relaxed);
+        let capacity = replica.traits.capacity.load(Relaxed);
+        let ask = self.ask;
+        Entry {
+            kv: self.kv(window, capacity),
+            prefill: ask.prompt.0.saturating_sub(cached),
+            prefill_work: self.prompt_work(replica, cached).ceil() as u64,
+            remaining: self.output(window),
+            sequences: ask.sequences.max(1),
+            context: ask.prompt.0,
+            weight: (self.weight * WEIGHT_UNIT).round().max(0.0) as u64,
+            silent: !ask.stream,
+        }
+    }
+
+    /// Prompt work there: several prompts count as that many of the longest's length.
+    #[inline]
+    pub fn prompt_work(&self, replica: &Replica, cached: u64) -> f64 {
+        let (prompt, longest) = (self.ask.prompt.0, self.ask.longest.0.min(self.ask.prompt.0));
+        if longest == 0 {
+            return 0.0;
+        }
+        let doubled = 2.0 * replica.traits.doubling.get();
+        let (from, to) = (cached.min(longest) as f64, longest as f64);
+        (to - from) * (1.0 + (to + from) / doubled) * (prompt as f64 / to)
+    }
+}

@@ -1,0 +1,324 @@
+//! The replicas that serve one model, and the choice among them.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::config::PolicyName;
+use crate::units::{ModelName, ReplicaId, Tokens};
+
+use super::ask::Refusal;
+use super::balancer::NO_REPLICA;
+use super::fit::{Demand, Fit};
+use super::policy::{self, LeastRequests, LeastTokens, Policy, PowerOfTwo, Random, RoundRobin, TokenLoad};
+use super::prefix::PrefixIndex;
+use super::queue::{Line, Waiting};
+use super::replica::{NotBooked, Replica, Standing, UNLIMITED};
+
+/// Scores within this share of the lowest count as equal.
+const TIE: f64 = 0.01;
+/// How often a choice is made again because another booking came in between. Past it, what fits is taken as scored:
+/// with so many placing at once, the books are a moment old whatever one does.
+const RESCANS_MAX: u32 = 16;
+
+/// One model's replicas.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub model: ModelName,
+    /// In the order of their numbers.
+    pub members: Box<[Arc<Replica>]>,
+    pub policy: PolicyName,
+    /// Kept over configurations.
+    pub kept: Arc<Kept>,
+}
+
+/// What a pool keeps over configurations.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub prefixes: PrefixIndex,
+    pub queue: Mutex<Line<Waiting>>,
+    /// State of the random policies' numbers.
+    random: AtomicU64,
+}
+
+impl Kept {
+    pub fn new(seed: u64) -> Kept {
+        Kept { prefixes: PrefixIndex::default(), queue: Mutex::default(), random: AtomicU64::new(seed) }
+    }
+
+    /// SplitMix64: seeded, and threads share it without a lock.
+    fn random(&self) -> u64 {
+        mix(self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A replica that may take the request, as it was scored.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    score: f64,
+    member: u32,
+    bookings: u64,
+}
+
+/// Memory that one thread's choices use again and again.
+#[derive(Debug, Default)]
+struct Scratch {
+    candidates: Vec<Candidate>,
+    /// Blocks of the prompt that each member holds; empty where none is asked for.
+    held: Vec<u32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Why members were passed over, and which class of them is the best there is.
+#[derive(Debug)]
+struct Seen {
+    /// The best class of members whose window holds the prompt.
+    best: Option<u8>,
+    latest: u64,
+}
+
+/// Classes of members, best first: those not tried, not backed off, not ill.
+fn class(standing: Standing, tried: bool) -> Option<u8> {
+    let tried = u8::from(tried);
+    match standing {
+        Standing::Ready => Some(tried * 2),
+        Standing::BackedOff => Some(1 + tried * 2),
+        Standing::Ill => Some(4 + tried),
+        Standing::Closed => None,
+    }
+}
+
+/// A choice that was booked.
+#[derive(Debug)]
+pub(super) struct Booked {
+    pub replica: Arc<Replica>,
+    pub slot: u32,
+    /// Tokens of the prompt expected in its prefix cache.
+    pub cached: u64,
+}
+
+/// Why nothing was booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unbooked {
+    /// Some could take it, with fewer others there.
+    Full,
+    /// None may be chosen.
+    Closed,
+    /// No window holds it; the largest is this.
+    TooLong(u64),
+}
+
+impl Pool {
+    /// Chooses and books in one step.
+    pub fn place(&self, demand: &Demand<'_>, tried: &[ReplicaId]) -> Result<Booked, Unbooked> {
+        SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
+            Ok(mut scratch) => self.place_with(demand, tried, &mut scratch),
+            Err(_) => self.place_with(demand, tried, &mut Scratch::default()),
+        })
+    }
+
+    fn place_with(&self, demand: &Demand<'_>, tried: &[ReplicaId], scratch: &mut Scratch) -> Result<Booked, Unbooked> {
+        let booked = match self.policy {
+            PolicyName::TokenLoad => self.choose(TokenLoad, demand, tried, scratch),
+            PolicyName::LeastTokens => self.choose(LeastTokens, demand, tried, scratch),
+            PolicyName::LeastRequests => self.choose(LeastRequests, demand, tried, scratch),
+            PolicyName::PowerOfTwo => self.choose(PowerOfTwo, demand, tried, scratch),
+            PolicyName::RoundRobin => self.choose(RoundRobin, demand, tried, scratch),
+            PolicyName::Random => self.choose(Random, demand, tried, scratch),
+        }?;
+        let ask = demand.ask;
+        if !ask.prefix.is_empty() && policy::sees_prefixes(self.policy) {
+            let computed = ask.prompt.0.saturating_sub(booked.cached);
+            self.kept.prefixes.insert(&ask.prefix, &booked.replica, computed);
+        }
+        Ok(booked)
+    }
+
+    fn choose(
+        &self,
+        policy: impl Policy,
+        demand: &Demand<'_>,
+        tried: &[ReplicaId],
+        scratch: &mut Scratch,
+    ) -> Result<Booked, Unbooked> {
+        self.find_held(demand, &mut scratch.held);
+        let mut wanted = 0;
+        for attempt in 0.. {
+            let seen = self.score(&policy, demand, tried, wanted, scratch);
+            match seen.best {
+                None => return Err(self.unbooked(demand)),
+                Some(best) if best != wanted => {
+                    // Nothing in the wanted class; what there is instead is asked for.
+                    if attempt > 2 * RESCANS_MAX {
+                        return Err(Unbooked::Full);
+                    }
+                    wanted = best;
+                    continue;
+                }
+                Some(_) => {}
+            }
+            self.draw(&policy, &mut scratch.candidates);
+            let Some(chosen) = self.least(demand, &scratch.candidates) else { return Err(Unbooked::Full) };
+            let replica = &self.members[chosen.member as usize];
+            let cached = self.cached(demand, chosen.member as usize, &scratch.held);
+            let bookings = (attempt < RESCANS_MAX).then_some(chosen.bookings);
+            match replica.book(demand, cached, bookings, seen.latest + 1) {
+                Ok(slot) => return Ok(Booked { replica: replica.clone(), slot, cached }),
+                // Each time another placement went through, or this one gives up the right to be exact; where a
+                // replica filled up, the next scan passes it over.
+                Err(NotBooked::Changed | NotBooked::Full) if attempt < 2 * RESCANS_MAX => {}
+                Err(_) => return Err(Unbooked::Full),
+            }
+        }
+        Err(Unbooked::Full)
+    }
+
+    fn find_held(&self, demand: &Demand<'_>, held: &mut Vec<u32>) {
+        held.clear();
+        let ask = demand.ask;
+        if ask.prefix.is_empty() || ask.prefix_block_tokens == 0 || !policy::sees_prefixes(self.policy) {
+            return;
+        }
+        held.resize(self.members.len(), 0);
+        self.kept.prefixes.held(&ask.prefix, &self.members, |member, blocks| held[member] = blocks as u32);
+    }
+
+    /// Tokens of the prompt that a member is expected to hold; the last one is always computed.
+    fn cached(&self, demand: &Demand<'_>, member: usize, held: &[u32]) -> u64 {
+        let blocks = held.get(member).copied().unwrap_or(0);
+        (u64::from(blocks) * u64::from(demand.ask.prefix_block_tokens)).min(demand.ask.prompt.0.saturating_sub(1))
+    }
+
+    fn score(
+        &self,
+        policy: &impl Policy,
+        demand: &Demand<'_>,
+        tried: &[ReplicaId],
+        wanted: u8,
+        scratch: &mut Scratch,
+    ) -> Seen {
+        let Scratch { candidates, held } = scratch;
+        candidates.clear();
+        let mut seen = Seen { best: None, latest: 0 };
+        for (member, replica) in self.members.iter().enumerate() {
+            let bookings = replica.figures.bookings();
+            let mut standing = replica.standing(demand.now);
+            if standing == Standing::Ready && !self.in_its_share(replica, demand) {
+                standing = Standing::BackedOff;
+            }
+            let Some(class) = class(standing, !tried.is_empty() && tried.contains(replica.id())) else { continue };
+            let fit = demand.fit(replica);
+            if fit == Fit::TooLong {
+                continue;
+            }
+            seen.best = Some(seen.best.map_or(class, |best| best.min(class)));
+            seen.latest = seen.latest.max(replica.figures.chosen());
+            if fit != Fit::Fits || class != wanted {
+                continue;
+            }
+            let cached = self.cached(demand, member, held);
+            let score = policy.score(replica, demand, cached);
+            candidates.push(Candidate { score, member: member as u32, bookings });
+        }
+        seen
+    }
+
+    /// Whether a replica in its slow start takes part in this choice: in its share of them, by lot.
+    #[inline]
+    fn in_its_share(&self, replica: &Replica, demand: &Demand<'_>) -> bool {
+        let share = replica.share(demand.now);
+        share >= 1.0 || ((self.kept.random() >> 11) as f64) < share * (1u64 << 53) as f64
+    }
+
+    /// Leaves as many candidates, drawn at random, as the policy compares.
+    fn draw(&self, policy: &impl Policy, candidates: &mut Vec<Candidate>) {
+        let Some(sample) = policy.sample() else { return };
+        for i in 0..sample.min(candidates.len()) {
+            let left = (candidates.len() - i) as u64;
+            candidates.swap(i, i + (self.kept.random() % left) as usize);
+        }
+        candidates.truncate(sample);
+    }
+
+    /// The lowest score; among equals the session's own replica, else the one chosen least recently.
+    fn least(&self, demand: &Demand<'_>, candidates: &[Candidate]) -> Option<Candidate> {
+        let lowest = candidates.iter().map(|candidate| candidate.score).min_by(f64::total_cmp)?;
+        let equal = lowest + lowest.abs() * TIE;
+        let equals = candidates.iter().filter(|candidate| candidate.score <= equal);
+        match demand.ask.session {
+            Some(session) => {
+                equals.max_by_key(|c| mix(session ^ mix(self.members[c.member as usize].identity))).copied()
+            }
+            None => equals.min_by_key(|c| self.members[c.member as usize].figures.chosen()).copied(),
+        }
+    }
+
+    fn unbooked(&self, demand: &Demand<'_>) -> Unbooked {
+        let long = demand.ask.longest.0;
+        let windows = self.members.iter().filter(|replica| !replica.is_leaving());
+        match windows.map(|replica| replica.traits.window.load(Relaxed)).max() {
+            Some(largest) if largest <= long => Unbooked::TooLong(largest),
+            _ => Unbooked::Closed,
+        }
+    }
+
+    /// The largest window; `None` where one is unlimited or there is none.
+    pub fn window(&self) -> Option<Tokens> {
+        let windows = self.members.iter().filter(|replica| !replica.is_leaving());
+        windows
+            .map(|replica| replica.traits.window.load(Relaxed))
+            .max()
+            .filter(|&window| window != UNLIMITED)
+            .map(Tokens)
+    }
+
+    /// The contract's refusal for what could not be booked and does not wait.
+    pub fn refusal(&self, demand: &Demand<'_>, why: Unbooked, ahead_tokens: u64) -> Refusal {
+        match why {
+            Unbooked::TooLong(window) => Refusal::ContextLength { prompt: demand.ask.longest, window: Tokens(window) },
+            Unbooked::Closed => NO_REPLICA,
+            Unbooked::Full => Refusal::NoCapacity { retry_after: self.retry_after(demand, ahead_tokens) },
+        }
+    }
+
+    /// When asking again makes sense, by the books.
+    pub fn retry_after(&self, demand: &Demand<'_>, ahead_tokens: u64) -> Duration {
+        let seconds = self.projected_wait(demand, ahead_tokens);
+        Duration::from_secs_f64(seconds.clamp(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
+    }
+
+    /// Seconds until `ahead_tokens` of waiting requests and then this one have room, by the books: what is booked
+    /// leaves at the pace at which it is worked off, and room is made in proportion.
+    pub fn projected_wait(&self, demand: &Demand<'_>, ahead_tokens: u64) -> f64 {
+        let (mut leaving_per_second, mut free) = (0.0, 0.0);
+        for replica in self.members.iter().filter(|replica| replica.standing(demand.now) == Standing::Ready) {
+            let kv = replica.figures.kv() as f64;
+            let seconds = replica.load_seconds();
+            if seconds > 0.0 {
+                leaving_per_second += kv / seconds;
+            }
+            let capacity = replica.traits.capacity.load(Relaxed);
+            if capacity != UNLIMITED && demand.fit(replica) == Fit::Fits {
+                free += (capacity as f64 * demand.share - kv).max(0.0);
+            }
+        }
+        let need = demand.tokens() as f64 + ahead_tokens as f64 - free;
+        if need <= 0.0 || leaving_per_second == 0.0 { 0.0 } else { need / leaving_per_second }
+    }
+}
+
+/// Bounds of a computed retry: sooner is hammering, later is no longer a projection.
+const RETRY_SECONDS_MIN: f64 = 0.1;
+const RETRY_SECONDS_MAX: f64 = 600.0;
