@@ -239,6 +239,7 @@ async fn c089() {
         tenant: None,
         session: None,
         prefix: Arc::new([]),
+        prefix_block_tokens: 0,
         stream: true,
         ttft_objective: None,
     });
