@@ -154,8 +154,9 @@ fn the_debian_package_and_make_install_install_the_same_files() {
         })
         .filter(|path| !path.contains('*'))
         .collect();
-    // cargo-deb finds the unit and the licence by itself, and docs by a pattern.
+    // cargo-deb finds unit and sysusers by itself, and docs by a pattern.
     packaged.insert("usr/lib/systemd/system/weighbridge.service".to_owned());
+    packaged.insert("usr/lib/sysusers.d/weighbridge.conf".to_owned());
 
     let dest = installed("/usr");
     let listing = run("find", &[dest.path().to_str().expect("path"), "-type", "f", "-printf", "%P\n"]);
