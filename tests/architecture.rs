@@ -104,3 +104,33 @@ fn every_document_that_is_linked_exists() {
     }
     assert!(broken.is_empty(), "{broken:#?}");
 }
+
+/// A page's sections by their headings, without backquotes and marks.
+fn sections(page: &str) -> std::collections::BTreeMap<String, String> {
+    let mut sections = std::collections::BTreeMap::new();
+    let mut heading = String::new();
+    for line in page.lines() {
+        match line.trim_start_matches('#') {
+            title if title.len() < line.len() => heading = title.trim().replace('`', ""),
+            text => sections.entry(heading.clone()).or_insert_with(String::new).push_str(text),
+        }
+    }
+    sections
+}
+
+#[test]
+fn every_setting_is_documented() {
+    let page = fs::read_to_string(root().join("docs/configuration.md")).expect("docs/configuration.md");
+    let sections = sections(&page);
+    let mut missing = Vec::new();
+    for (table, keys) in weighbridge::config::TABLES {
+        let heading = if table.is_empty() { "The document" } else { table };
+        match sections.get(heading) {
+            None => missing.push(format!("a section {heading}")),
+            Some(text) => missing.extend(
+                keys.iter().filter(|key| !text.contains(&format!("`{key}`"))).map(|key| format!("{heading}: {key}")),
+            ),
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
