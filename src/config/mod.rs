@@ -10,6 +10,7 @@ mod parse;
 mod reader;
 mod types;
 mod url;
+pub mod watch;
 
 pub use digest::{Change, diff, digest};
 pub use error::{ConfigError, Errors};

@@ -359,6 +359,29 @@ impl ReplicaReader {
         spec
     }
 
+    /// A replica at an address, described by words of its own that a registry keeps as text (Consul's `Meta`). Words
+    /// that are no keys of a replica are others' and are passed over.
+    ///
+    /// # Errors
+    /// As [`ReplicaReader::advertised`].
+    pub fn described<'w>(
+        &self,
+        id: &str,
+        host: String,
+        port: u16,
+        words: impl IntoIterator<Item = (&'w str, &'w str)>,
+        source: &str,
+    ) -> Result<ReplicaSpec, Errors> {
+        let at = self.at(id.into(), host, port);
+        let mut text = format!("url: \"{}\"\n", at.url);
+        for (key, value) in words {
+            if ADVERTISED.contains(&key) && !matches!(key, "id" | "url") && !value.contains(['\n', '\r']) {
+                text.push_str(&format!("{key}: {value}\n"));
+            }
+        }
+        self.advertised(id, &text, source)
+    }
+
     /// An advertisement: a replica as YAML or JSON, or a bare URL. `id` stands where it names none; `source` names
     /// it in faults.
     ///
