@@ -1,5 +1,25 @@
 //! Replicas and pools: health, engine metrics, discovery, drain, warm-up. Uses `balance`; knows nothing of `proxy`.
+//!
+//! - [`health`]: one replica's health, a pure state machine; [`retry_budget`]: pure as well.
+//! - [`signals`], [`facts`]: what engines tell of their load and of themselves; pure readers.
+//! - `member`: one replica's client and tasks; `checks`: Pingora's rounds of health checks.
+//! - [`discovery`]: where replicas come from beside the list.
+//! - [`keeper`]: the [`Fleet`], who ties them together and tells the balancer.
 
+mod checks;
+pub mod client;
+pub mod discovery;
 pub mod events;
+pub mod facts;
+pub mod health;
+pub mod keeper;
+mod member;
+pub mod retry_budget;
+pub mod signals;
 
+pub use discovery::SourceStatus;
 pub use events::TrafficEvent;
+pub use health::State;
+pub use keeper::{Fleet, FleetStatus, ReplicaStatus, count_states};
+pub use member::ScrapeStatus;
+pub use retry_budget::RetryBudget;
