@@ -1,23 +1,22 @@
-//! Active health through Pingora's own machinery: a view of the fleet's addresses, and a health check on each.
+//! Active health through Pingora's own machinery: a health check on each of its load balancer's backends.
 //!
 //! Pingora runs the rounds and keeps its `healthy` flags, which its selectors read. Counting to thresholds stays in
 //! [`Machine`](super::health::Machine), which also hears traffic; so a check answers with the machine's verdict and
 //! both of Pingora's thresholds are one. Each replica's own clock, with jitter, decides whether a round probes it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
-use http::Extensions;
-use pingora::lb::discovery::ServiceDiscovery;
+use pingora::lb::Backend;
 use pingora::lb::health_check::HealthCheck;
-use pingora::lb::{Backend, Backends, HealthRegistry};
-use pingora::protocols::l4::socket::SocketAddr;
 use tracing::debug;
 
+use crate::balance::Balancer;
+use crate::balance::selection::{self, Directory, PingoraBalancer, PingoraPlacer};
 use crate::units::ReplicaId;
 
 use super::member::Member;
@@ -29,61 +28,40 @@ const ROUND_PATIENCE: Duration = Duration::from_millis(200);
 /// The replicas by id, swapped as a whole.
 pub(super) type Members = Arc<ArcSwap<HashMap<ReplicaId, Arc<Member>>>>;
 
-/// Which replica a backend of the fleet's view is.
-#[derive(Clone, Debug)]
-struct Of(ReplicaId);
-
-/// The fleet's view and its checks.
+/// Pingora's load balancer over the fleet, with the fleet's checks.
 pub(super) struct Checks {
-    registry: Arc<HealthRegistry>,
-    view: Backends,
+    lb: Arc<PingoraBalancer>,
+    pub directory: Arc<Directory>,
 }
 
 impl fmt::Debug for Checks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checks").finish_non_exhaustive()
+        f.debug_struct("Checks").field("directory", &self.directory).finish_non_exhaustive()
     }
 }
 
 impl Checks {
-    pub fn new(members: Members) -> Checks {
-        let registry = Arc::new(HealthRegistry::new());
-        registry.set_health_check(Box::new(Probe { members: members.clone() }));
-        let view = Backends::new_with_health_registry(Box::new(Listed { members }), registry.clone());
-        Checks { registry, view }
+    /// Puts Pingora's load balancer before the balancer: from now on every choice goes through it, and what its
+    /// checks call ill is left out.
+    pub fn new(balancer: &Arc<Balancer>, members: Members) -> Checks {
+        let directory = Directory::new(balancer);
+        let mut lb = directory.load_balancer();
+        lb.set_health_check(Box::new(Probe { members }));
+        let lb = Arc::new(lb);
+        balancer.set_placer(Box::new(PingoraPlacer { load_balancer: lb.clone(), directory: directory.clone() }));
+        Checks { lb, directory }
     }
 
-    /// Takes the members as they are now. Calls must not overlap.
+    /// Takes the replicas and addresses as they are now.
     pub async fn update(&self) {
-        if let Err(e) = self.view.update(|_| {}).await {
-            debug!(error = %e, "view not updated");
+        if let Err(e) = selection::refresh(&self.lb, &self.directory).await {
+            debug!(error = %e, "Pingora's backends not updated");
         }
     }
 
     /// One round over every replica, in parallel.
     pub async fn round(&self) {
-        self.registry.run_health_check(true).await;
-    }
-}
-
-/// Lists the members that have an address.
-struct Listed {
-    members: Members,
-}
-
-#[async_trait]
-impl ServiceDiscovery for Listed {
-    async fn discover(&self) -> pingora::Result<(BTreeSet<Backend>, HashMap<u64, bool>)> {
-        let mut backends = BTreeSet::new();
-        for member in self.members.load().values() {
-            let Some(address) = member.address.load_full() else { continue };
-            let mut ext = Extensions::new();
-            ext.insert(Of(member.id.clone()));
-            // Pingora tells backends apart by address and weight alone; a number of the member's own as its weight
-            // keeps apart those that share an address, and a new replica from the old one in its place.
-            backends.insert(Backend { addr: SocketAddr::Inet(*address), weight: member.number, ext });
-        }
-        Ok((backends, HashMap::new()))
+        self.lb.backends().run_health_check(true).await;
     }
 }
 
@@ -94,7 +72,7 @@ struct Probe {
 
 impl Probe {
     fn member(&self, backend: &Backend) -> Option<Arc<Member>> {
-        self.members.load().get(&backend.ext.get::<Of>()?.0).cloned()
+        self.members.load().get(&selection::replica_of(backend)?).cloned()
     }
 }
 

@@ -38,8 +38,6 @@ pub struct Fleet {
     checks: Checks,
     sources: Mutex<Sources>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-    /// Updates of Pingora's view, which must not overlap.
-    updating: tokio::sync::Mutex<()>,
     ejection_cap: ArcSwap<f64>,
 }
 
@@ -94,7 +92,7 @@ impl Fleet {
         });
         let members: Members = Arc::new(ArcSwap::from_pointee(HashMap::new()));
         let fleet = Arc::new(Fleet {
-            checks: Checks::new(members.clone()),
+            checks: Checks::new(&home.balancer, members.clone()),
             members,
             sources: Mutex::new(Sources {
                 balance: balance_settings(config),
@@ -103,7 +101,6 @@ impl Fleet {
                 begun: None,
             }),
             tasks: Mutex::default(),
-            updating: tokio::sync::Mutex::new(()),
             ejection_cap: ArcSwap::from_pointee(config.health.ejection_cap),
             home,
         });
@@ -282,7 +279,11 @@ impl Fleet {
     }
 
     async fn update_view(&self) {
-        let _one = self.updating.lock().await;
+        for member in self.members.load().values() {
+            if let Some(address) = member.address.load().as_deref() {
+                self.checks.directory.set_address(&member.id, *address);
+            }
+        }
         self.checks.update().await;
         self.home.kick.notify_one();
     }
@@ -362,10 +363,7 @@ async fn rounds(fleet: Arc<Fleet>) {
     let fleet = Arc::downgrade(&{ fleet });
     loop {
         let Some(fleet) = fleet.upgrade() else { return };
-        {
-            let _one = fleet.updating.lock().await;
-            fleet.checks.round().await;
-        }
+        fleet.checks.round().await;
         let home = fleet.home.clone();
         drop(fleet);
         let every = (home.settings.load().health.interval / ROUNDS_PER_INTERVAL).clamp(ROUND_MIN, ROUND_MAX);

@@ -1,12 +1,12 @@
 //! One replica as the fleet keeps it: its health, its client, what it said of itself, and the tasks that ask it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex};
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -36,8 +36,6 @@ const PROBE_JITTER: f64 = 0.2;
 
 /// The longest pause between two scrapes of a replica that answers slowly.
 const SCRAPE_PAUSE_MAX: Duration = Duration::from_secs(60);
-
-static NUMBERS: AtomicUsize = AtomicUsize::new(1);
 
 /// What of the configuration the members work by.
 #[derive(Clone, Debug)]
@@ -77,13 +75,13 @@ pub struct ScrapeStatus {
 #[derive(Debug)]
 pub(super) struct Member {
     pub id: ReplicaId,
-    /// Never given twice in a process.
-    pub number: usize,
     /// As its source gives it.
     pub spec: ArcSwap<ReplicaSpec>,
     pub address: ArcSwapOption<SocketAddr>,
     client: ArcSwapOption<Client>,
     machine: Mutex<Machine>,
+    /// Held while the gate is brought to where the machine stands, so that an older state is never set last.
+    gates: ReentrantMutex<()>,
     /// Drained by hand, beside what its spec says.
     pub drained: AtomicBool,
     pub facts: ArcSwap<Facts>,
@@ -115,11 +113,11 @@ impl Member {
         let machine = Machine::new(Rules::new(&settings.health, &settings.warmup), seed);
         let member = Arc::new(Member {
             id: spec.id.clone(),
-            number: NUMBERS.fetch_add(1, Relaxed),
             spec: ArcSwap::from_pointee(spec),
             address: ArcSwapOption::empty(),
             client: ArcSwapOption::empty(),
             machine: Mutex::new(machine),
+            gates: ReentrantMutex::new(()),
             drained: AtomicBool::new(false),
             facts: ArcSwap::default(),
             facts_at: AtomicU64::new(0),
@@ -214,18 +212,13 @@ impl Member {
         Some(Time(self.probed_at.load(Relaxed))).filter(|t| t.0 > 0)
     }
 
-    /// Changes the machine and carries the change to the balancer's gate, as one step.
+    /// Changes the machine and carries the change to the balancer's gate.
     pub fn change<T>(&self, act: impl FnOnce(&mut Machine, Time) -> T) -> T {
         let now = self.home.clock.now();
         let mut machine = self.machine.lock();
         let before = machine.state();
         let result = act(&mut machine, now);
         let after = machine.state();
-        if let Some(replica) = self.home.balancer.replica(&self.id)
-            && replica.gate() != machine.gate()
-        {
-            replica.set_gate(machine.gate(), machine.ramp());
-        }
         // While it is open and nothing is counted, arriving data need not take the lock.
         self.attentive.store(after != State::Open || !machine.quiet(), Relaxed);
         if before != after {
@@ -237,7 +230,23 @@ impl Member {
                 _ => info!(replica = %self.id, from = before.label(), to = after.label(), reason, "replica state"),
             }
         }
+        drop(machine);
+        self.sync_gate();
         result
+    }
+
+    /// Brings the balancer's gate to where the machine stands. The machine is not locked meanwhile: an opening gate
+    /// serves waiting requests on this very thread, and what they do may come back here.
+    fn sync_gate(&self) {
+        let _in_order = self.gates.lock();
+        let Some(replica) = self.home.balancer.replica(&self.id) else { return };
+        let (gate, ramp) = {
+            let machine = self.machine.lock();
+            (machine.gate(), machine.ramp())
+        };
+        if replica.gate() != gate {
+            replica.set_gate(gate, ramp);
+        }
     }
 
     /// Takes what traffic tells.
