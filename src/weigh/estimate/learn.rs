@@ -1,0 +1,1 @@
+//! Seeding histories from a trace.

@@ -1,0 +1,1 @@
+//! Histories over a restart.
