@@ -3,8 +3,19 @@
 //! Knows nothing of Pingora or sockets, except that a `hub:` tokenizer is downloaded and a `replica` one asked for
 //! over HTTP, each in a file of its own.
 
+pub mod count;
+pub mod draft;
 pub mod estimate;
+pub mod loader;
+pub mod media;
+pub mod prompt;
+pub mod source;
+pub mod template;
 pub mod weigher;
 
 pub use estimate::{EstimateSource, Histories, OutputEstimate};
-pub use weigher::{CountSource, PromptCount, Weigher, Weight};
+pub use source::replica::ReplicaAsk;
+pub use weigher::{CountSource, PromptCount, TokenizerState, WeighHints, Weigher, Weight};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! The field cases on templates and request forms.
