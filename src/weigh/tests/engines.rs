@@ -29,12 +29,12 @@ fn compare(path: &str, engine: Engine) {
 
 #[test]
 fn every_prompt_counts_as_llama_server_counted_it() {
-    compare("data/wire/llama-server-prompt_tokens.jsonl", Engine::LlamaCpp);
+    compare("data/wire/llama-server/prompt_tokens.jsonl", Engine::LlamaCpp);
 }
 
 #[test]
 fn every_prompt_counts_as_vllm_counted_it() {
-    compare("data/wire/vllm-prompt_tokens.jsonl", Engine::Vllm);
+    compare("data/wire/vllm-flags/prompt_tokens.jsonl", Engine::Vllm);
 }
 
 #[test]
