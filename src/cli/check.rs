@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use comfy_table::Table;
 use serde_json::{Value, json};
 
+use crate::balance::Coefficients;
 use crate::config::{self, Config};
 
 /// A running balancer on the same machine or network answers within this.
@@ -44,7 +45,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     match &args.against {
         Some(url) => against(args, &config, url)?,
-        None if args.json => println!("{:#}", json!({"ok": true, "config": config::digest(&config)})),
+        None if args.json => {
+            println!(
+                "{:#}",
+                json!({"ok": true, "config": config::digest(&config), "coefficients": coefficients(&config)})
+            );
+        }
         None => print!("{}", summary(&config)),
     }
     Ok(ExitCode::SUCCESS)
@@ -128,6 +134,17 @@ fn summary(config: &Config) -> String {
             or(r.region.clone(), ""),
         ]);
     }
+    let mut speeds = table(&["replica", "a µs/token", "base ms/step", "b ms/sequence", "c ns/context token"]);
+    for r in &config.replicas {
+        let c = Coefficients::prior(r);
+        speeds.add_row([
+            r.id.to_string(),
+            format!("{:.1}", c.per_prompt * 1e6),
+            format!("{:.2}", c.base * 1e3),
+            format!("{:.4}", c.per_sequence * 1e3),
+            format!("{:.2}", c.per_context * 1e9),
+        ]);
+    }
     let mut bands = table(&["band", "share", "weight", "queue", "wait", "aging", "default"]);
     for b in &config.bands {
         bands.add_row([
@@ -140,7 +157,13 @@ fn summary(config: &Config) -> String {
             (if b.default { "yes" } else { "" }).to_owned(),
         ]);
     }
-    let mut text = format!("{models}\n\n{replicas}\n\n{bands}\n");
+    let mut text = format!("{models}\n\n{replicas}\n");
+    if config.replicas.is_empty() {
+        text.push_str("(discovered)\n");
+    } else {
+        text.push_str(&format!("\nWhere the score starts, until it has learned:\n{speeds}\n"));
+    }
+    text.push_str(&format!("\n{bands}\n"));
     if config.tenants.is_empty() {
         text.push_str("\nNo tenants: open to whoever reaches the listeners.\n");
     } else {
@@ -163,8 +186,68 @@ fn summary(config: &Config) -> String {
     text
 }
 
+/// The coefficients each replica's score starts with, in seconds.
+fn coefficients(config: &Config) -> Value {
+    let of = |r: &config::ReplicaSpec| {
+        let c = Coefficients::prior(r);
+        json!({"a": c.per_prompt, "base": c.base, "b": c.per_sequence, "c": c.per_context})
+    };
+    config.replicas.iter().map(|r| (r.id.to_string(), of(r))).collect::<serde_json::Map<_, _>>().into()
+}
+
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(header);
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const TEXT: &str = "\
+listen: [{address: 127.0.0.1:8080}]
+models: [{name: m, tokenizer: approximate, aliases: [gpt]}]
+replicas: [{id: gpu-3, url: 'http://10.0.0.3:8000', model: m, tokens_per_sec: 4500}]
+";
+
+    fn config(text: &str) -> Config {
+        config::parse(text, Path::new("")).unwrap()
+    }
+
+    #[test]
+    fn the_summary_names_models_replicas_bands_and_where_the_score_starts() {
+        let text = summary(&config(TEXT));
+        for part in
+            ["gpt", "gpu-3", "http://10.0.0.3:8000", "from the engine", "27.8", "17.07", "default", "No tenants"]
+        {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let a = coefficients(&config(TEXT))["gpu-3"]["a"].as_f64().unwrap();
+        assert!((a - 1.0 / 36_000.0).abs() < 1e-9, "an eighth of a decode token's time: {a}");
+    }
+
+    #[test]
+    fn a_running_balancer_is_asked_with_its_token_and_compared() {
+        use axum::http::{HeaderMap, StatusCode};
+        let running = config::digest(&config(&TEXT.replace("4500", "4000")));
+        let server = tokio::runtime::Runtime::new().unwrap();
+        let listener = server.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let answer = move |headers: HeaderMap| async move {
+            match headers.get("authorization").map(|v| v.as_bytes() == b"Bearer t") {
+                Some(true) => Ok(axum::Json(running)),
+                _ => Err(StatusCode::UNAUTHORIZED),
+            }
+        };
+        let app = axum::Router::new().route("/admin/config", axum::routing::get(answer));
+        server.spawn(async move { axum::serve(listener, app).await });
+        assert!(running_digest(&url, None).unwrap_err().to_string().contains("401"));
+        let running = running_digest(&url, Some("t")).unwrap();
+        let changes = config::diff(&running, &config::digest(&config(TEXT)));
+        let shown: Vec<String> = changes.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["~ replicas.gpu-3.tokens_per_sec: 4000.0 -> 4500.0"]);
+        assert!(running_digest("http://127.0.0.1:9", None).is_err());
+    }
 }

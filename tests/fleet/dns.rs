@@ -12,9 +12,12 @@ use weighbridge::balance::Gate;
 
 use crate::bench::{Replica, config, for_a_while, keep, run, until};
 
+/// Owner names and their data; `None` where the server fails.
+type Records = Arc<Mutex<Option<Vec<(&'static str, RData)>>>>;
+
 struct Server {
     address: SocketAddr,
-    records: Arc<Mutex<Option<Vec<(&'static str, RData)>>>>,
+    records: Records,
     asked: Arc<Mutex<usize>>,
 }
 
@@ -24,7 +27,7 @@ impl Server {
     async fn start() -> Server {
         let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
-        let records: Arc<Mutex<Option<Vec<(&'static str, RData)>>>> = Arc::default();
+        let records = Records::default();
         let asked: Arc<Mutex<usize>> = Arc::default();
         let (script, count) = (records.clone(), asked.clone());
         tokio::spawn(async move {

@@ -86,7 +86,9 @@ pub fn parse(text: &str, base_dir: &Path) -> Result<Config, Errors> {
 
 fn read(text: &str, base_dir: &Path, file: &str) -> Result<Config, Errors> {
     let value = document(text, file)?;
-    let sink = Sink::new(base_dir);
+    // Absolute, so that the same configuration reads the same from wherever it is checked or run.
+    let base = if base_dir.as_os_str().is_empty() { std::env::current_dir() } else { std::path::absolute(base_dir) };
+    let sink = Sink::new(&base.unwrap_or_else(|_| base_dir.to_owned()));
     let config = Node::root(&value, &sink).map(TOP).map(|top| whole(&top));
     match (sink.errors(file, text), config) {
         (None, Some((config, None))) => Ok(config),
