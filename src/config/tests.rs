@@ -221,6 +221,34 @@ fn the_digest_compares_by_name_and_shows_what_a_reload_would_change() {
     assert!(diff(&new, &new).is_empty());
 }
 
+/// c114
+#[test]
+fn a_bad_edit_is_refused_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    let edits = [
+        "groups:\n  - name: m1\n   replicas: [\n".to_owned(),
+        "groups:\n  - name: m1\n    replicsa: [{url: 'http://127.0.0.1:9001'}]\n".to_owned(),
+        String::new(),
+        GOOD.replace("url:", "urll:"),
+        GOOD.replace("model: m", "model: m2"),
+        GOOD.replace("approximate", "no/such/directory"),
+        with("  - {id: a, url: 'http://127.0.0.1:9001', model: m}\n"),
+        GOOD.lines().take(2).collect::<Vec<_>>().join("\n") + "\nreplicas: []\n",
+    ];
+    for text in edits {
+        std::fs::write(&path, &text).unwrap();
+        let errors = load(&path).expect_err(&text);
+        let said = errors.to_string();
+        assert!(said.contains("c.yaml"), "{said}");
+        assert!(text.is_empty() || errors.0.iter().any(|e| e.line.is_some()), "{said}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(load(&path).is_err());
+    std::fs::write(&path, GOOD).unwrap();
+    assert!(load(&path).is_ok(), "the next good file is taken");
+}
+
 mod any_text {
     use proptest::prelude::*;
 

@@ -169,6 +169,8 @@ pub struct Machine {
     ejections: u32,
     alive_at: Option<Time>,
     draining: bool,
+    /// Whether it may take users one at a time first, since others of its pool are known to work.
+    on_trial: bool,
     reason: String,
 }
 
@@ -190,6 +192,7 @@ impl Machine {
             ejections: 0,
             alive_at: None,
             draining: false,
+            on_trial: false,
             reason: String::new(),
         }
     }
@@ -204,8 +207,11 @@ impl Machine {
         self.draining = draining;
     }
 
-    pub fn draining(&self) -> bool {
-        self.draining
+    /// Whether a start goes through a trial: one request at a time until data comes. A server whose health URL has
+    /// just turned green may take minutes over its first request, and one user is enough to find out, as long as
+    /// others of its pool are known to work.
+    pub fn set_on_trial(&mut self, on_trial: bool) {
+        self.on_trial = on_trial;
     }
 
     /// Whether a first probe has answered or failed.
@@ -326,7 +332,7 @@ impl Machine {
         if self.rules.warm_up {
             self.phase = Phase::Warming;
             self.reason = "warming up".to_owned();
-        } else if self.ejections > 0 {
+        } else if self.ejections > 0 || self.on_trial {
             self.phase = Phase::HalfOpen;
             self.reason = "on trial".to_owned();
         } else {

@@ -254,6 +254,20 @@ fn warm_up_requests_go_before_users_and_again_after_an_illness() {
     assert!(b.machine.wants_warm_up(), "tried again by a request of our own, not by a user's");
 }
 
+/// c109
+#[test]
+fn a_fresh_replica_among_proven_ones_takes_one_user_at_a_time_until_data_comes() {
+    let mut b = Bench::new();
+    b.machine.set_on_trial(true);
+    b.probe(ProbeOutcome::Good);
+    for _ in 0..60 {
+        b.probe(ProbeOutcome::Good);
+        assert_eq!(b.gate(), Gate::HalfOpen, "its first request takes minutes");
+    }
+    b.sees(TrafficEvent::Alive);
+    assert_eq!(b.gate(), Gate::Open);
+}
+
 #[test]
 fn a_replica_that_was_ejected_and_then_died_comes_back_on_trial() {
     let mut b = Bench::open();

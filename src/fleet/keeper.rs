@@ -82,7 +82,9 @@ impl Fleet {
     /// # Panics
     /// Outside of a tokio runtime; its tasks run on the current one.
     pub fn start(config: &Config, balancer: Arc<Balancer>, clock: Arc<dyn Clock>) -> Arc<Fleet> {
+        let members: Members = Arc::new(ArcSwap::from_pointee(HashMap::new()));
         let home = Arc::new(Home {
+            members: members.clone(),
             balancer,
             clock,
             runtime: Handle::current(),
@@ -90,7 +92,6 @@ impl Fleet {
             kick: tokio::sync::Notify::new(),
             changed: tokio::sync::Notify::new(),
         });
-        let members: Members = Arc::new(ArcSwap::from_pointee(HashMap::new()));
         let fleet = Arc::new(Fleet {
             checks: Checks::new(&home.balancer, members.clone()),
             members,
@@ -314,6 +315,7 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.shutdown();
+        self.members.store(Arc::default());
     }
 }
 

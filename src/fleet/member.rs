@@ -12,10 +12,11 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{debug, error, info, warn};
 
-use crate::balance::Balancer;
+use crate::balance::{Balancer, Gate};
 use crate::config::{self, Engine, ReplicaSpec};
 use crate::units::{Clock, ModelName, ReplicaId, Time};
 
+use super::checks::Members;
 use super::client::{Answer, Client, Failure};
 use super::events::TrafficEvent;
 use super::facts::Facts;
@@ -54,10 +55,28 @@ pub(super) struct Home {
     pub clock: Arc<dyn Clock>,
     pub runtime: Handle,
     pub settings: ArcSwap<Settings>,
+    /// Everybody; emptied when the fleet ends, since members know their home.
+    pub members: Members,
     /// Wakes the round of probes.
     pub kick: tokio::sync::Notify,
     /// Wakes the fleet where a member's facts change what the balancer must be told.
     pub changed: tokio::sync::Notify,
+}
+
+impl Home {
+    /// Whether each pool that `member` serves has another that is open and known to work.
+    fn can_wait_for(&self, member: &Member) -> bool {
+        let members = self.members.load();
+        let spec = member.spec.load();
+        spec.models.iter().all(|model| {
+            members.values().any(|other| {
+                other.id != member.id
+                    && other.proven.load(Relaxed)
+                    && other.spec.load().models.contains(model)
+                    && other.state().0 == State::Open
+            })
+        })
+    }
 }
 
 /// A member's last scrape, for people.
@@ -89,6 +108,8 @@ pub(super) struct Member {
     /// When data was last seen, and whether the machine must hear of it beyond that.
     alive_at: AtomicU64,
     attentive: AtomicBool,
+    /// Whether data ever came from it.
+    proven: AtomicBool,
     probing: AtomicBool,
     kicked: AtomicBool,
     due_at: AtomicU64,
@@ -123,6 +144,7 @@ impl Member {
             facts_at: AtomicU64::new(0),
             alive_at: AtomicU64::new(0),
             attentive: AtomicBool::new(true),
+            proven: AtomicBool::new(false),
             probing: AtomicBool::new(false),
             kicked: AtomicBool::new(true),
             due_at: AtomicU64::new(0),
@@ -244,13 +266,21 @@ impl Member {
             let machine = self.machine.lock();
             (machine.gate(), machine.ramp())
         };
-        if replica.gate() != gate {
-            replica.set_gate(gate, ramp);
+        if replica.gate() == gate {
+            return;
         }
+        if (replica.gate(), gate) == (Gate::HalfOpen, Gate::Open) {
+            // A trial that succeeded is an opening from illness: the slow start belongs to it.
+            replica.set_gate(Gate::Ill, ramp);
+        }
+        replica.set_gate(gate, ramp);
     }
 
     /// Takes what traffic tells.
     pub fn traffic(&self, event: &TrafficEvent, may_eject: impl FnOnce() -> bool) -> Effect {
+        if matches!(event, TrafficEvent::Alive | TrafficEvent::Completed) {
+            self.proven.store(true, Relaxed);
+        }
         if *event == TrafficEvent::Alive {
             self.alive_at.store(self.home.clock.now().0, Relaxed);
             if !self.attentive.load(Relaxed) {
@@ -281,8 +311,10 @@ impl Member {
             let outcome = member.probe().await;
             member.probing.store(false, Relaxed);
             let alive = Time(member.alive_at.load(Relaxed));
+            let on_trial = member.home.can_wait_for(&member);
             member.change(|m, now| {
                 m.alive(alive);
+                m.set_on_trial(on_trial);
                 m.probe(&outcome, now);
             });
             member.probed_at.store(member.home.clock.now().0, Relaxed);

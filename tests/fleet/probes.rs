@@ -305,3 +305,18 @@ fn overload_backs_the_replica_off_and_leaves_it_open() {
         for_a_while(Duration::from_millis(500), || r0.gate() == Gate::Open, "load is not illness").await;
     });
 }
+
+/// c109
+#[test]
+fn a_fresh_replica_among_proven_ones_is_tried_by_one_user_first() {
+    run(async {
+        let (a, b) = (Replica::vllm(&["m"]).await, Replica::vllm(&["m"]).await);
+        let kept = keep(&config(&list(&[&a.url()]), ""));
+        kept.until_open(&["r0"]).await;
+        kept.fleet.report(&kept.balancer.replica(&"r0".into()).unwrap(), TrafficEvent::Completed);
+        kept.apply(&config(&list(&[&a.url(), &b.url()]), ""));
+        kept.until_gate("r1", Gate::HalfOpen).await;
+        kept.fleet.report(&kept.balancer.replica(&"r1".into()).unwrap(), TrafficEvent::Alive);
+        assert_eq!(kept.gate("r1"), Some(Gate::Open));
+    });
+}
