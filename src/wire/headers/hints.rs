@@ -39,14 +39,8 @@ const OBJECTIVE_MAX: Duration = Duration::from_secs(3600);
 // In order of precedence: ours, then the names that clients of other balancers send.
 const PRIORITY: [&str; 3] = ["x-weighbridge-priority", "x-llm-d-inference-objective", "x-gateway-inference-objective"];
 const TASK: [&str; 1] = ["x-weighbridge-task"];
-const SESSION: [&str; 6] = [
-    "x-weighbridge-session",
-    "x-session-id",
-    "x-smg-routing-key",
-    "x-dynamo-session-id",
-    "x-olla-session-id",
-    "x-claude-code-session-id",
-];
+const SESSION: [&str; 5] =
+    ["x-session-id", "x-smg-routing-key", "x-dynamo-session-id", "x-olla-session-id", "x-claude-code-session-id"];
 const TTFT_MS: [&str; 4] = ["x-weighbridge-ttft-slo-ms", "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms", "x-sgl-ttft-slo-ms"];
 const FAIRNESS: [&str; 3] = ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id", "x-smg-tenant-id"];
 /// Not read, but not passed on either: an engine or a balancer behind this one would obey them.

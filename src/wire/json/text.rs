@@ -68,6 +68,10 @@ pub(crate) fn unescape(inner: &[u8], escaped: bool) -> Cow<'_, str> {
 
 /// A number that is a count: a non-negative whole number (`12`, `12.0`) within u64. Nothing else is one.
 pub(crate) fn count(raw: &[u8]) -> Option<u64> {
+    // Nineteen digits always fit; lists of token ids are long.
+    if (1..=19).contains(&raw.len()) && raw.iter().all(u8::is_ascii_digit) {
+        return Some(raw.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')));
+    }
     let text = std::str::from_utf8(raw).ok()?;
     let whole = match text.split_once('.') {
         Some((whole, fraction)) if !fraction.is_empty() && fraction.bytes().all(|b| b == b'0') => whole,
