@@ -6,6 +6,7 @@
 //! - [`weigh`]: what a request will cost, in tokens.
 //! - [`balance`]: who takes it, and the books. Pure but for one file.
 //! - [`fleet`]: replicas come, go, slow down and lie.
+//! - [`running`]: the configuration in force, and what a reload does.
 //! - [`proxy`]: the Pingora shell.
 //! - [`observe`], [`admin`]: what people see.
 //! - [`sim`]: a simulated replica, and a fleet on a virtual clock.
@@ -20,6 +21,7 @@ pub mod config;
 pub mod fleet;
 pub mod observe;
 pub mod proxy;
+pub mod running;
 pub mod sim;
 pub mod units;
 pub mod weigh;

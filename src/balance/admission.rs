@@ -81,7 +81,7 @@ impl Balancer {
         let spec = queue::band(bands, usize::from(ask.band.0));
         let demand = state.demand(&ask, now);
         let mut queue = pool.kept.queue.lock();
-        let ahead = queue.tokens_ahead(ask.band);
+        let ahead = queue.ahead(ask.band);
         let refused = |queue_ahead| {
             Admission::Refused(Refusal::NoCapacity { retry_after: pool.retry_after(&demand, queue_ahead) })
         };
@@ -95,8 +95,7 @@ impl Balancer {
                 return (refused(ahead), outcomes);
             };
             self.home.waiting.fetch_sub(1, Relaxed);
-            let retry_after =
-                pool.retry_after(&state.demand(&displaced.what.ask, now), queue.tokens_ahead(displaced.band));
+            let retry_after = pool.retry_after(&state.demand(&displaced.what.ask, now), queue.ahead(displaced.band));
             outcomes.push((displaced.what.waiter, Err(Refusal::Displaced { retry_after })));
         }
         let tokens = demand.tokens();
@@ -154,7 +153,7 @@ impl Balancer {
         while let Some(place) = queue.expired(bands, now).and_then(|id| queue.remove(id)) {
             self.home.waiting.fetch_sub(1, Relaxed);
             let demand = state.demand(&place.what.ask, now);
-            let retry_after = pool.retry_after(&demand, queue.tokens_ahead(place.band));
+            let retry_after = pool.retry_after(&demand, queue.ahead(place.band));
             let waited = now.since(place.since);
             outcomes.push((place.what.waiter, Err(Refusal::QueueTimeout { waited, retry_after })));
         }
@@ -195,7 +194,7 @@ impl Balancer {
                 Ok(reservation) => return Some((id, level, Ok(reservation))),
                 // Its window is gone, or its model: waiting does not help.
                 Err(refusal @ Refusal::ContextLength { .. }) => return Some((id, level, Err(refusal))),
-                Err(refusal @ Refusal::NoReplica { .. }) if pool.members.is_empty() => {
+                Err(refusal @ Refusal::NoReplica { .. }) if pool.is_gone() => {
                     return Some((id, level, Err(refusal)));
                 }
                 Err(_) => {}

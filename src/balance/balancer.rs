@@ -15,7 +15,7 @@ use crate::units::{Band, Clock, ModelName, ReplicaId, Time, Tokens};
 use super::ask::{Ask, Refusal};
 use super::fit::Demand;
 use super::pool::{Kept, Pool};
-use super::queue;
+use super::queue::{self, Ahead};
 use super::replica::{Home, Replica, ReplicaView};
 use super::reservation::Reservation;
 
@@ -234,8 +234,16 @@ impl Balancer {
         let demand = state.demand(ask, self.home.clock.now());
         match pool.place(&demand, tried) {
             Ok(booked) => Ok(Reservation::new(booked, ask.clone())),
-            Err(why) => Err(pool.refusal(&demand, why, 0)),
+            Err(why) => Err(pool.refusal(&demand, why, Ahead::default())),
         }
+    }
+
+    /// Who would take it now and at which score, without booking it; `None` where it would not be placed. For
+    /// explaining and measuring: by the time of a booking it may be another.
+    pub fn cheapest(&self, ask: &Ask) -> Option<(Arc<Replica>, f64)> {
+        let state = self.state.load();
+        let demand = state.demand(ask, self.home.clock.now());
+        state.pool(&ask.model)?.cheapest(&demand)
     }
 
     /// Serves the queues, expires waits, ages bands, decays bookings that send no tokens. Cheap; called by a timer

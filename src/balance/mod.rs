@@ -17,6 +17,7 @@ mod policy;
 mod pool;
 mod prefix;
 mod queue;
+pub mod quota;
 mod remaining;
 pub mod replica;
 pub mod reservation;

@@ -15,7 +15,7 @@ use super::balancer::NO_REPLICA;
 use super::fit::{Demand, Fit};
 use super::policy::{self, LeastRequests, LeastTokens, Policy, PowerOfTwo, Random, RoundRobin, TokenLoad};
 use super::prefix::PrefixIndex;
-use super::queue::{Line, Waiting};
+use super::queue::{Ahead, Line, Waiting};
 use super::replica::{NotBooked, Replica, Standing, UNLIMITED};
 
 /// Scores within this share of the lowest count as equal.
@@ -120,6 +120,38 @@ pub(super) enum Unbooked {
     TooLong(u64),
 }
 
+/// Does something with the policy of this name, compiled for each: a fleet is scored without a call per replica.
+macro_rules! with_policy {
+    ($name:expr, |$policy:ident| $do:expr) => {
+        match $name {
+            PolicyName::TokenLoad => {
+                let $policy = TokenLoad;
+                $do
+            }
+            PolicyName::LeastTokens => {
+                let $policy = LeastTokens;
+                $do
+            }
+            PolicyName::LeastRequests => {
+                let $policy = LeastRequests;
+                $do
+            }
+            PolicyName::PowerOfTwo => {
+                let $policy = PowerOfTwo;
+                $do
+            }
+            PolicyName::RoundRobin => {
+                let $policy = RoundRobin;
+                $do
+            }
+            PolicyName::Random => {
+                let $policy = Random;
+                $do
+            }
+        }
+    };
+}
+
 impl Pool {
     /// Chooses and books in one step.
     pub fn place(&self, demand: &Demand<'_>, tried: &[ReplicaId]) -> Result<Booked, Unbooked> {
@@ -130,20 +162,27 @@ impl Pool {
     }
 
     fn place_with(&self, demand: &Demand<'_>, tried: &[ReplicaId], scratch: &mut Scratch) -> Result<Booked, Unbooked> {
-        let booked = match self.policy {
-            PolicyName::TokenLoad => self.choose(TokenLoad, demand, tried, scratch),
-            PolicyName::LeastTokens => self.choose(LeastTokens, demand, tried, scratch),
-            PolicyName::LeastRequests => self.choose(LeastRequests, demand, tried, scratch),
-            PolicyName::PowerOfTwo => self.choose(PowerOfTwo, demand, tried, scratch),
-            PolicyName::RoundRobin => self.choose(RoundRobin, demand, tried, scratch),
-            PolicyName::Random => self.choose(Random, demand, tried, scratch),
-        }?;
+        let booked = with_policy!(self.policy, |policy| self.choose(policy, demand, tried, scratch))?;
         let ask = demand.ask;
         if !ask.prefix.is_empty() && policy::sees_prefixes(self.policy) {
             let computed = ask.prompt.0.saturating_sub(booked.cached);
             self.kept.prefixes.insert(&ask.prefix, &booked.replica, computed);
         }
         Ok(booked)
+    }
+
+    /// Who would take it, and at which score.
+    pub fn cheapest(&self, demand: &Demand<'_>) -> Option<(Arc<Replica>, f64)> {
+        SCRATCH.with(|scratch| {
+            let scratch = &mut *scratch.try_borrow_mut().ok()?;
+            self.find_held(demand, &mut scratch.held);
+            let chosen = with_policy!(self.policy, |policy| {
+                self.score(&policy, demand, &[], 0, scratch);
+                self.draw(&policy, &mut scratch.candidates);
+                self.least(demand, &scratch.candidates)
+            })?;
+            Some((self.members[chosen.member as usize].clone(), chosen.score))
+        })
     }
 
     fn choose(
@@ -285,37 +324,48 @@ impl Pool {
     }
 
     /// The contract's refusal for what could not be booked and does not wait.
-    pub fn refusal(&self, demand: &Demand<'_>, why: Unbooked, ahead_tokens: u64) -> Refusal {
+    pub fn refusal(&self, demand: &Demand<'_>, why: Unbooked, ahead: Ahead) -> Refusal {
         match why {
             Unbooked::TooLong(window) => Refusal::ContextLength { prompt: demand.ask.longest, window: Tokens(window) },
             Unbooked::Closed => NO_REPLICA,
-            Unbooked::Full => Refusal::NoCapacity { retry_after: self.retry_after(demand, ahead_tokens) },
+            Unbooked::Full => Refusal::NoCapacity { retry_after: self.retry_after(demand, ahead) },
         }
     }
 
     /// When asking again makes sense, by the books.
-    pub fn retry_after(&self, demand: &Demand<'_>, ahead_tokens: u64) -> Duration {
-        let seconds = self.projected_wait(demand, ahead_tokens);
+    pub fn retry_after(&self, demand: &Demand<'_>, ahead: Ahead) -> Duration {
+        let seconds = self.projected_wait(demand, ahead);
         Duration::from_secs_f64(seconds.clamp(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
     }
 
-    /// Seconds until `ahead_tokens` of waiting requests and then this one have room, by the books: what is booked
-    /// leaves at the pace at which it is worked off, and room is made in proportion.
-    pub fn projected_wait(&self, demand: &Demand<'_>, ahead_tokens: u64) -> f64 {
-        let (mut leaving_per_second, mut free) = (0.0, 0.0);
+    /// Seconds until those ahead and then this one have room, by the books: what is booked leaves at the pace at which
+    /// it is worked off. Memory and sequences each make their own projection; the later one holds.
+    pub fn projected_wait(&self, demand: &Demand<'_>, ahead: Ahead) -> f64 {
+        let (mut kv_leaving, mut kv_free, mut sequences_leaving, mut sequences_free) = (0.0, 0.0, 0.0, 0.0);
         for replica in self.members.iter().filter(|replica| replica.standing(demand.now) == Standing::Ready) {
-            let kv = replica.figures.kv() as f64;
+            let (kv, sequences) = (replica.figures.kv() as f64, replica.figures.sequences() as f64);
             let seconds = replica.load_seconds();
             if seconds > 0.0 {
-                leaving_per_second += kv / seconds;
+                kv_leaving += kv / seconds;
+                sequences_leaving += sequences / seconds;
             }
             let capacity = replica.traits.capacity.load(Relaxed);
-            if capacity != UNLIMITED && demand.fit(replica) == Fit::Fits {
-                free += (capacity as f64 * demand.share - kv).max(0.0);
+            if capacity == UNLIMITED {
+                kv_free = f64::INFINITY;
+            } else if demand.fit(replica) == Fit::Fits {
+                kv_free += (capacity as f64 * demand.share - kv).max(0.0);
             }
+            sequences_free += replica.traits.max_sequences.load(Relaxed) as f64 - sequences;
         }
-        let need = demand.tokens() as f64 + ahead_tokens as f64 - free;
-        if need <= 0.0 || leaving_per_second == 0.0 { 0.0 } else { need / leaving_per_second }
+        let after = |need: f64, leaving: f64| if need > 0.0 && leaving > 0.0 { need / leaving } else { 0.0 };
+        let kv = after((demand.tokens() + ahead.tokens) as f64 - kv_free, kv_leaving);
+        let sequences = (ahead.requests + u64::from(demand.ask.sequences.max(1))) as f64 - sequences_free;
+        kv.max(after(sequences, sequences_leaving))
+    }
+
+    /// Whether none of its replicas is configured any more.
+    pub fn is_gone(&self) -> bool {
+        self.members.iter().all(|replica| replica.is_leaving())
     }
 }
 

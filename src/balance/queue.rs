@@ -35,6 +35,13 @@ impl std::fmt::Debug for Waiting {
     }
 }
 
+/// What is served before a request is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ahead {
+    pub requests: u64,
+    pub tokens: u64,
+}
+
 /// One place in a line.
 #[derive(Debug)]
 pub(super) struct Place<T> {
@@ -101,9 +108,13 @@ impl<T> Line<T> {
         self.bands.get(usize::from(band.0)).map_or(0, |line| line.ids.len())
     }
 
-    /// Tokens waiting in this band and higher ones.
-    pub fn tokens_ahead(&self, band: Band) -> u64 {
-        self.bands.iter().take(usize::from(band.0) + 1).map(|line| line.tokens).sum()
+    /// What waits in this band and higher ones.
+    pub fn ahead(&self, band: Band) -> Ahead {
+        let lines = self.bands.iter().take(usize::from(band.0) + 1);
+        lines.fold(Ahead::default(), |ahead, line| Ahead {
+            requests: ahead.requests + line.ids.len() as u64,
+            tokens: ahead.tokens + line.tokens,
+        })
     }
 
     pub fn get_mut(&mut self, id: u64) -> Option<&mut Place<T>> {

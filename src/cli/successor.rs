@@ -25,7 +25,10 @@ pub async fn start_when_asked() {
     };
     while asked.recv().await.is_some() {
         match installed_binary() {
-            Ok(binary) => run(&binary, std::env::args_os().skip(1)).await,
+            Ok(binary) => {
+                let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+                run(&binary, arguments.into_iter()).await;
+            }
             Err(error) => tracing::error!(%error, "the installed binary cannot be found: no upgrade"),
         }
     }

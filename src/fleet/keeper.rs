@@ -183,6 +183,13 @@ impl Fleet {
         self.members.load().get(id)?.address.load().as_deref().copied()
     }
 
+    /// The kind of a replica's server, by its own word where the configuration leaves it open.
+    pub fn engine(&self, id: &ReplicaId) -> Option<crate::config::Engine> {
+        let members = self.members.load();
+        let member = members.get(id)?;
+        Some(member.facts.load().engine_or(member.spec.load().engine))
+    }
+
     /// A replica's state by the fleet's own words, finer than the balancer's gate.
     pub fn state(&self, id: &ReplicaId) -> Option<State> {
         Some(self.members.load().get(id)?.state().0)

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use super::endpoint::Endpoint;
 use super::error::ApiError;
 
+pub use multipart::find_field as form_field;
 pub use read::{SEQUENCES_MAX, TOP_LEVEL_MEMBERS_MAX};
 
 /// Limits on parsing.

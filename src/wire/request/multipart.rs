@@ -17,7 +17,7 @@ const VALUE_BYTES_MAX: usize = 512;
 ///
 /// # Errors
 /// `invalid_request` where the content type is not a form with a boundary.
-pub(super) fn find_field(content_type: &str, body: &[u8], name: &str) -> Result<Option<Range<usize>>, ApiError> {
+pub fn find_field(content_type: &str, body: &[u8], name: &str) -> Result<Option<Range<usize>>, ApiError> {
     let Some(boundary) = boundary(content_type) else {
         return Err(ApiError::new(
             ErrorCode::InvalidRequest,

@@ -1,0 +1,221 @@
+//! What goes to a replica: the peer, and the request's header.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{self, HeaderValue};
+use parking_lot::Mutex;
+use pingora::http::RequestHeader;
+use pingora::protocols::ALPN;
+use pingora::protocols::TcpKeepalive;
+use pingora::protocols::tls::CaType;
+use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
+use pingora::utils::tls::CertKey;
+use pingora::{Error, ErrorType, Result};
+use pingora_proxy::Session;
+
+use crate::balance::Replica;
+use crate::config::{Limits, ReplicaSpec};
+use crate::wire::headers;
+
+use super::context::{Ctx, Exchange, RequestBody};
+use super::reply::X_REQUEST_ID;
+
+/// A replica that is up accepts at once; one that does not is down, and another is tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// With a TLS handshake.
+const TOTAL_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Below the 5 s after which uvicorn and llama-server close an idle connection (seen on both).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// For the whole body on its way to a replica.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Above the limits that this balancer watches itself, so that the right one speaks first.
+const READ_TIMEOUT_SLACK: Duration = Duration::from_secs(2);
+/// Concurrent streams on one HTTP/2 connection to a replica.
+const H2_STREAMS_MAX: usize = 100;
+
+/// What a replica's TLS needs, read once for each spec.
+#[derive(Default)]
+pub struct TlsMaterial {
+    read: Mutex<HashMap<String, Material>>,
+}
+
+#[derive(Clone)]
+struct Material {
+    spec: Arc<ReplicaSpec>,
+    ca: Option<Arc<CaType>>,
+    client: Option<Arc<CertKey>>,
+    key: Option<HeaderValue>,
+}
+
+impl std::fmt::Debug for TlsMaterial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TlsMaterial").finish_non_exhaustive()
+    }
+}
+
+impl TlsMaterial {
+    /// Forgets everything, so that files are read again: after a reload.
+    pub fn forget(&self) {
+        self.read.lock().clear();
+    }
+
+    fn of(&self, spec: &Arc<ReplicaSpec>) -> Result<Material> {
+        let mut read = self.read.lock();
+        if let Some(known) = read.get(spec.id.as_str())
+            && (Arc::ptr_eq(&known.spec, spec) || *known.spec == **spec)
+        {
+            return Ok(known.clone());
+        }
+        let tls = spec.tls.clone().unwrap_or_default();
+        let pem = |path: &std::path::Path| {
+            std::fs::read(path).map_err(|e| {
+                Error::explain(
+                    ErrorType::InvalidCert,
+                    format!("replica {}: {} cannot be read: {e}", spec.id, path.display()),
+                )
+            })
+        };
+        let ca = match &tls.ca {
+            None => None,
+            Some(path) => Some(super::tls::ca(&pem(path)?, path)?),
+        };
+        let client = match (&tls.cert, &tls.key) {
+            (Some(cert), Some(key)) => Some(super::tls::client_pair(&pem(cert)?, &pem(key)?, cert)?),
+            _ => None,
+        };
+        let key = match &spec.api_key_file {
+            None => None,
+            Some(path) => {
+                let text = String::from_utf8(pem(path)?).unwrap_or_default();
+                let mut value = HeaderValue::from_str(&format!("Bearer {}", text.trim())).map_err(|_| {
+                    Error::explain(
+                        ErrorType::InternalError,
+                        format!("replica {}: {} holds no key that a header can carry", spec.id, path.display()),
+                    )
+                })?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        let material = Material { spec: spec.clone(), ca, client, key };
+        // Bounded by the replicas that exist; those that went are dropped with the next reload.
+        read.insert(spec.id.as_str().to_owned(), material.clone());
+        Ok(material)
+    }
+}
+
+/// The peer of a replica.
+pub fn peer(
+    replica: &Replica,
+    address: Option<std::net::SocketAddr>,
+    limits: &Limits,
+    tls: &TlsMaterial,
+) -> Result<Box<HttpPeer>> {
+    let spec = replica.spec();
+    let address = address.ok_or_else(|| {
+        Error::explain(ErrorType::ConnectError, format!("replica {}: {} has no address yet", spec.id, spec.url.host))
+    })?;
+    let mut peer = HttpPeer::new(address, spec.url.https, spec.url.host.clone());
+    let options = &mut peer.options;
+    options.connection_timeout = Some(CONNECT_TIMEOUT);
+    options.total_connection_timeout = Some(TOTAL_CONNECT_TIMEOUT);
+    options.idle_timeout = Some(IDLE_TIMEOUT);
+    options.write_timeout = Some(WRITE_TIMEOUT);
+    options.read_timeout = Some(limits.first_byte_timeout.max(limits.stream_idle_timeout) + READ_TIMEOUT_SLACK);
+    options.max_h2_streams = H2_STREAMS_MAX;
+    options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
+    options.tcp_keepalive = Some(TcpKeepalive {
+        idle: Duration::from_secs(30),
+        interval: Duration::from_secs(10),
+        count: 3,
+        #[cfg(target_os = "linux")]
+        user_timeout: Duration::ZERO,
+    });
+    options.alpn = match (spec.url.https, spec.url.h2c) {
+        (true, _) => ALPN::H2H1,
+        (false, true) => ALPN::H2,
+        (false, false) => ALPN::H1,
+    };
+    if spec.url.https {
+        let material = tls.of(&spec)?;
+        peer.options.ca = material.ca;
+        peer.client_cert_key = material.client;
+    }
+    // Connections are never shared between replicas, even where two have the same address.
+    peer.group_key = xxhash_rust::xxh3::xxh3_64(spec.id.as_str().as_bytes());
+    Ok(Box::new(peer))
+}
+
+/// Writes the request's header as the replica is to see it.
+pub fn request_header(
+    session: &Session,
+    header: &mut RequestHeader,
+    ctx: &mut Ctx,
+    exchange: &mut Exchange,
+    tls: &TlsMaterial,
+) -> Result<()> {
+    let Some(reservation) = &exchange.reservation else {
+        return Err(Error::explain(ErrorType::InternalError, "a request goes out without a reservation"));
+    };
+    let spec = reservation.replica().spec();
+    if let RequestBody::Whole(body) = &exchange.body {
+        header.remove_header(&header::TRANSFER_ENCODING);
+        header.remove_header(&header::CONTENT_ENCODING);
+        header.insert_header(header::CONTENT_LENGTH, body.len())?;
+    }
+    // Usage must be readable: an engine's own compression is asked away.
+    header.insert_header(header::ACCEPT_ENCODING, "identity")?;
+    let guarded = ctx.epoch.as_ref().is_some_and(|e| !e.tenants.open());
+    let own_key = if spec.api_key_file.is_some() { tls.of(&spec)?.key } else { None };
+    for name in headers::not_forwarded(&header.headers, guarded || own_key.is_some()) {
+        header.remove_header(&name);
+    }
+    if !spec.preserve_host {
+        header.insert_header(header::HOST, host(&spec))?;
+    }
+    if let Some(key) = own_key {
+        header.insert_header(header::AUTHORIZATION, key)?;
+    }
+    forwarded(session, header, ctx)?;
+    // Unique for each attempt: engines key their requests by it.
+    let ids = ctx.ids.as_ref().ok_or_else(|| Error::explain(ErrorType::InternalError, "a request without an id"))?;
+    let attempt_id = ids.upstream(exchange.attempts);
+    header.insert_header(X_REQUEST_ID, &attempt_id)?;
+    exchange.upstream_request_id = Some(attempt_id);
+    if !spec.url.base_path.is_empty() {
+        let path = header.uri.path_and_query().map_or("/", |p| p.as_str());
+        let path = format!("{}{path}", spec.url.base_path);
+        let uri = path.parse::<http::Uri>().map_err(|e| {
+            Error::explain(ErrorType::InternalError, format!("replica {}: base path makes no URI: {e}", spec.id))
+        })?;
+        header.set_uri(uri);
+    }
+    Ok(())
+}
+
+fn host(spec: &ReplicaSpec) -> String {
+    let url = &spec.url;
+    let host = if url.host.contains(':') { format!("[{}]", url.host) } else { url.host.clone() };
+    match (url.https, url.port) {
+        (true, 443) | (false, 80) => host,
+        (_, port) => format!("{host}:{port}"),
+    }
+}
+
+/// Says who the client is, as this balancer saw it.
+fn forwarded(session: &Session, header: &mut RequestHeader, ctx: &Ctx) -> Result<()> {
+    let Some(address) = ctx.client else { return Ok(()) };
+    let request = session.req_header();
+    let host = request
+        .headers
+        .get(header::HOST)
+        .and_then(|h| h.to_str().ok())
+        .or_else(|| request.uri.authority().map(|a| a.as_str()));
+    let https = session.digest().is_some_and(|d| d.ssl_digest.is_some());
+    for (name, value) in headers::forwarded(&headers::ClientSide { address, host, https }) {
+        header.insert_header(name, value)?;
+    }
+    Ok(())
+}
