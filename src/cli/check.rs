@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use comfy_table::Table;
@@ -10,6 +11,11 @@ use serde_json::{Value, json};
 
 use crate::balance::Coefficients;
 use crate::config::{self, Config};
+use crate::units::SystemClock;
+use crate::weigh::{TokenizerState, Weigher};
+
+/// A tokenizer from a hub is downloaded first, some hundred megabytes at the worst.
+const TOKENIZER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A running balancer on the same machine or network answers within this.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,6 +49,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     };
+    let faults = tokenizer_faults(args, &config);
+    if !faults.is_empty() {
+        report(args, &faults);
+        return Ok(ExitCode::FAILURE);
+    }
     match &args.against {
         Some(url) => against(args, &config, url)?,
         None if args.json => {
@@ -73,6 +84,30 @@ fn report(args: &Args, errors: &[config::ConfigError]) {
     }
     let n = errors.len();
     eprintln!("{n} {}", if n == 1 { "fault" } else { "faults" });
+}
+
+/// Loads every tokenizer and template as `serve` would. `replica` and `approximate` have nothing to load.
+fn tokenizer_faults(args: &Args, config: &Config) -> Vec<config::ConfigError> {
+    let weigher = Weigher::new(config, Arc::default(), None, Arc::new(SystemClock::new()));
+    let begun = Instant::now();
+    while !weigher.ready() && begun.elapsed() < TOKENIZER_TIMEOUT {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let states = weigher.tokenizers();
+    let mut faults = Vec::new();
+    for (i, model) in config.models.iter().enumerate() {
+        let mut fault = |key: &str, problem: String| faults.push(config::model_fault(&args.config, i, key, problem));
+        match states.iter().find(|(name, _)| *name == model.name).map(|(_, state)| state) {
+            Some(TokenizerState::Failed(why)) => fault("tokenizer", format!("`{}` does not load: {why}", model.name)),
+            Some(TokenizerState::Loading) => fault("tokenizer", format!("`{}` is not loaded in time", model.name)),
+            _ => {}
+        }
+        let template = weigher.loaded(&model.name).and_then(|(_, loaded)| loaded.template_error.clone());
+        if let Some(why) = template.filter(|_| model.chat_template.is_some()) {
+            fault("chat_template", why);
+        }
+    }
+    faults
 }
 
 fn against(args: &Args, config: &Config, url: &str) -> anyhow::Result<()> {
@@ -226,6 +261,24 @@ replicas: [{id: gpu-3, url: 'http://10.0.0.3:8000', model: m, tokens_per_sec: 45
         }
         let a = coefficients(&config(TEXT))["gpu-3"]["a"].as_f64().unwrap();
         assert!((a - 1.0 / 36_000.0).abs() < 1e-9, "an eighth of a decode token's time: {a}");
+    }
+
+    #[test]
+    fn a_tokenizer_or_template_that_does_not_load_is_a_fault_on_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("tok")).unwrap();
+        std::fs::write(dir.path().join("tok/tokenizer.json"), "{}").unwrap();
+        std::fs::write(dir.path().join("t.jinja"), "{% if %}").unwrap();
+        let path = dir.path().join("c.yaml");
+        let text = TEXT
+            .replace("tokenizer: approximate,", "tokenizer: tok,")
+            .replace("[{name", "[{name: n, tokenizer: approximate, chat_template: t.jinja},\n  {name");
+        std::fs::write(&path, &text).unwrap();
+        let config = config::load(&path).unwrap();
+        let args = Args { config: path, against: None, token_file: None, json: false };
+        let faults = tokenizer_faults(&args, &config);
+        let places: Vec<(Option<usize>, &str)> = faults.iter().map(|f| (f.line, f.path.as_str())).collect();
+        assert_eq!(places, [(Some(2), "models[0].chat_template"), (Some(3), "models[1].tokenizer")], "{faults:#?}");
     }
 
     #[test]

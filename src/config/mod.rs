@@ -14,7 +14,7 @@ pub mod watch;
 
 pub use digest::{Change, diff, digest};
 pub use error::{ConfigError, Errors};
-pub use parse::{ReplicaReader, TABLES, load, load_replicas, parse};
+pub use parse::{ReplicaReader, TABLES, load, load_replicas, model_fault, parse};
 pub use types::*;
 pub use url::URL_FORMS;
 

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use serde_yaml::Value;
 
-use super::error::Errors;
+use super::error::{ConfigError, Errors};
+use super::locate::{self, Step};
 use super::reader::{Map, Node, Sink};
 use super::types::{Config, ReplicaSpec};
 use crate::units::ModelName;
@@ -114,6 +115,18 @@ fn document(text: &str, file: &str) -> Result<Value, Errors> {
     let mut value: Value = serde_yaml::from_str(text).map_err(invalid)?;
     value.apply_merge().map_err(invalid)?;
     Ok(value)
+}
+
+/// A fault of a model that only shows when its tokenizer or template is loaded, placed where the file names it.
+pub fn model_fault(path: &Path, model: usize, key: &str, problem: String) -> ConfigError {
+    let steps = [Step::Key("models".to_owned()), Step::Index(model), Step::Key(key.to_owned())];
+    ConfigError {
+        file: path.display().to_string(),
+        line: std::fs::read_to_string(path).ok().and_then(|text| locate::line(&text, &steps, false)),
+        path: locate::show(&steps),
+        problem,
+        allowed: None,
+    }
 }
 
 /// Reads the list of replicas in a `replicas_file`: a YAML list, or a mapping with the one key `replicas`. An empty
