@@ -190,6 +190,14 @@ impl Fleet {
         Some(member.facts.load().engine_or(member.spec.load().engine))
     }
 
+    pub(super) fn balancer(&self) -> &Arc<Balancer> {
+        &self.home.balancer
+    }
+
+    pub(super) fn member(&self, id: &ReplicaId) -> Option<Arc<Member>> {
+        self.members.load().get(id).cloned()
+    }
+
     /// A replica's state by the fleet's own words, finer than the balancer's gate.
     pub fn state(&self, id: &ReplicaId) -> Option<State> {
         Some(self.members.load().get(id)?.state().0)

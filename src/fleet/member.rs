@@ -322,7 +322,7 @@ impl Member {
         }))
     }
 
-    fn client(&self) -> Result<Arc<Client>, String> {
+    pub fn client(&self) -> Result<Arc<Client>, String> {
         if let Some(client) = self.client.load_full() {
             return Ok(client);
         }

@@ -2,10 +2,12 @@
 //!
 //! - [`health`]: one replica's health, a pure state machine; [`retry_budget`]: pure as well.
 //! - [`signals`], [`facts`]: what engines tell of their load and of themselves; pure readers.
+//! - `ask`: counting a prompt by the engine's own tokenizer.
 //! - `member`: one replica's client and tasks; `checks`: Pingora's rounds of health checks.
 //! - [`discovery`]: where replicas come from beside the list.
 //! - [`keeper`]: the [`Fleet`], who ties them together and tells the balancer.
 
+mod ask;
 mod checks;
 pub mod client;
 pub mod discovery;

@@ -320,3 +320,25 @@ fn a_fresh_replica_among_proven_ones_is_tried_by_one_user_first() {
         assert_eq!(kept.gate("r1"), Some(Gate::Open));
     });
 }
+
+#[test]
+fn an_open_replica_of_the_model_is_asked_to_count() {
+    use weighbridge::weigh::source::replica::ReplicaAsk;
+    run(async {
+        let replica = Replica::vllm(&["m"]).await;
+        replica.say("/tokenize", 200, r#"{"count":7}"#);
+        let kept = keep(&config(&list(&[&replica.url()]), ""));
+        let ask = |model: &str, path: &str| {
+            let (fleet, model, path) = (kept.fleet.clone(), model.into(), path.to_owned());
+            async move { fleet.ask(&model, &path, "{}".into()).await }
+        };
+        assert!(ask("m", "/tokenize").await.unwrap_err().contains("no replica of m is open"));
+        kept.until_open(&["r0"]).await;
+        assert_eq!(ask("m", "/tokenize").await.unwrap(), r#"{"count":7}"#);
+        assert!(ask("m", "/nothing").await.unwrap_err().contains("404"));
+        assert!(ask("n", "/tokenize").await.is_err());
+        replica.on("/tokenize", Reply::Hang);
+        assert!(ask("m", "/tokenize").await.unwrap_err().contains("in time"));
+        assert_eq!(replica.asked("/tokenize")[0].headers["content-type"], "application/json");
+    });
+}
