@@ -401,4 +401,6 @@ fn register(blocks: &mut Blocks, sequence: &mut Sequence) {
 }
 
 #[cfg(test)]
+mod calibration;
+#[cfg(test)]
 mod tests;
