@@ -1,11 +1,12 @@
 //! A file per command.
 
 pub mod check;
-
+pub mod demo;
 mod logging;
 mod notify;
 pub mod serve;
 pub mod sim_replica;
+pub mod simulate;
 
 mod successor;
 
@@ -24,6 +25,8 @@ enum Command {
     Serve(serve::Args),
     Check(check::Args),
 
+    Demo(demo::Args),
+    Simulate(simulate::Args),
     SimReplica(sim_replica::Args),
 }
 
@@ -32,6 +35,8 @@ pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
+        Command::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Simulate(args) => simulate::run(args).map(|()| ExitCode::SUCCESS),
         Command::SimReplica(args) => sim_replica::run(args).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|e| {

@@ -16,6 +16,7 @@ mod text;
 pub use answer::Flavour;
 pub use faults::Faults;
 pub use server::{Lengths, ReplicaOptions, SimReplica};
+pub use text::{WORD_TOKENS_OF_A_TURN, word};
 
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,9 @@ const WORDS: [&str; 32] = [
     " you", " were", " their",
 ];
 
+/// Tokens around the text of a conversation of one user's message: its markers and the answer's opening.
+pub const WORD_TOKENS_OF_A_TURN: u32 = 9;
+
 /// The word at place `n` of the answer that `seed` makes.
 pub fn word(seed: u64, n: u32) -> &'static str {
     let mixed = (seed ^ u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
