@@ -96,6 +96,10 @@ impl<'a> Demand<'a> {
         if ramp < 1.0 {
             most = (most as f64 * ramp).ceil() as u64;
         }
+        // Places are shared as memory is: a band that may fill half of a replica leaves half of its places, too.
+        if self.share < 1.0 {
+            most = ((most as f64 * self.share) as u64).max(1);
+        }
         if sequences + self.sequences() > most {
             return Fit::Full;
         }

@@ -296,7 +296,8 @@ impl Pool {
         let lowest = candidates.iter().map(|candidate| candidate.score).min_by(f64::total_cmp)?;
         let equal = lowest + lowest.abs() * TIE;
         let equals = candidates.iter().filter(|candidate| candidate.score <= equal);
-        match demand.ask.session {
+        // Where everybody costs the same by rule, turns and lots decide: a session would pin what is to be spread.
+        match demand.ask.session.filter(|_| policy::sees_prefixes(self.policy)) {
             Some(session) => {
                 equals.max_by_key(|c| mix(session ^ mix(self.members[c.member as usize].identity))).copied()
             }
