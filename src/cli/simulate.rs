@@ -71,6 +71,9 @@ pub struct Args {
     /// How many replicas the traffic needs under each policy to meet --slo.
     #[arg(long, requires = "slo")]
     pub find_replicas: bool,
+    /// Report on the requests of this band alone: 0 is the highest.
+    #[arg(long)]
+    pub band: Option<u8>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -317,6 +320,10 @@ impl Plan {
     }
 
     fn summary(&self, policy: SimPolicy, run: &Run) -> Summary {
+        if let Some(band) = self.args.band {
+            let records: Vec<_> = run.records.iter().filter(|r| r.band == band).copied().collect();
+            return Summary::of(policy.name(), &records, self.objectives, &run.busy);
+        }
         Summary::of(policy.name(), &run.records, self.objectives, &run.busy)
     }
 

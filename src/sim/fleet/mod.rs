@@ -108,12 +108,12 @@ impl RunOptions {
     }
 }
 
-/// Two bands: interactive, and batch with its lower share. One request's worth of either counts the same.
+/// Two bands: interactive, and batch with its lower share and weight.
 pub fn default_bands() -> Vec<BandSpec> {
     // Simulated clients are patient: a refusal would hide a policy's waiting time.
     let queue = QueueSpec { requests: 100_000, wait: Duration::from_secs(3_600) };
     vec![
-        BandSpec { name: "interactive".to_owned(), queue: queue.clone(), ..BandSpec::default() },
+        BandSpec { name: "interactive".to_owned(), weight: 4.0, queue: queue.clone(), ..BandSpec::default() },
         BandSpec { name: "batch".to_owned(), share: 0.7, weight: 1.0, queue, default: false, ..BandSpec::default() },
     ]
 }
