@@ -110,6 +110,7 @@ impl Running {
 
     /// Gives the replicas' keeper; a second one is ignored.
     pub fn set_fleet(&self, fleet: Arc<Fleet>) {
+        self.epoch().weigher.set_replica_ask(fleet.clone());
         if self.fleet.set(fleet).is_err() {
             tracing::error!("a second fleet was given and ignored");
         }

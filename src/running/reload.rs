@@ -91,6 +91,9 @@ impl Running {
             .map(std::string::ToString::to_string)
             .collect();
         let weigher = Weigher::new(&config, self.histories.clone(), Some(&before.weigher), self.clock.clone());
+        if let Some(fleet) = self.fleet() {
+            weigher.set_replica_ask(fleet.clone());
+        }
         let epoch = match Epoch::new(before.revision + 1, config, weigher) {
             Ok(epoch) => Arc::new(epoch),
             Err(e) => return ReloadOutcome::Failed { errors: vec![format!("{e:#}")] },
