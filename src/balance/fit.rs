@@ -36,32 +36,45 @@ pub(super) struct Demand<'a> {
     /// Output tokens of one sequence: expected, and as many as it may become by the percentile.
     output: u64,
     output_most: u64,
+    /// Prompt and answers together, where the window does not cut the answer short.
+    whole: u64,
+    whole_most: u64,
 }
+
+/// Counts are cut here, so that sums of a few of them cannot pass `u64`. No window comes near.
+const TOKENS_MAX: u64 = 1 << 40;
 
 impl<'a> Demand<'a> {
     pub fn new(ask: &'a Ask, band: &BandSpec, ttft_weight: f64, now: Time) -> Demand<'a> {
         let most = ask.max_tokens.unwrap_or(UNLIMITED);
+        let sequences = u64::from(ask.sequences.max(1));
+        let whole = |output: u64| ask.prompt.0.saturating_add(output.saturating_mul(sequences)).min(TOKENS_MAX);
+        let output = remaining::at(&ask.output, 0).min(most);
+        let output_most = ask.output.p90.min(most);
         Demand {
             ask,
             now,
             share: band.share,
             weight: band.weight,
             ttft_weight,
-            output: remaining::at(&ask.output, 0).min(most),
-            output_most: ask.output.p90.min(most),
+            output,
+            output_most,
+            whole: whole(output),
+            whole_most: whole(output_most),
         }
     }
 
     /// Output tokens of one sequence there, for load.
-    #[inline]
+    #[inline(always)]
     pub fn output(&self, window: u64) -> u64 {
         self.output.min(window.saturating_sub(self.ask.longest.0))
     }
 
-    /// Output tokens of one sequence there, for capacity.
-    #[inline]
-    pub fn output_most(&self, window: u64) -> u64 {
-        self.output_most.min(window.saturating_sub(self.ask.longest.0))
+    /// Prompt and expected answers there.
+    #[inline(always)]
+    pub fn tokens_there(&self, window: u64) -> u64 {
+        let left = window.saturating_sub(self.ask.longest.0);
+        if left >= self.output { self.whole } else { self.cut_short(left) }
     }
 
     #[inline]
@@ -70,14 +83,20 @@ impl<'a> Demand<'a> {
     }
 
     /// KV tokens it books there: never more than the replica has, so that an empty one takes it.
-    #[inline]
+    #[inline(always)]
     fn kv(&self, window: u64, capacity: u64) -> u64 {
-        let answers = self.output_most(window).saturating_mul(self.sequences());
-        self.ask.prompt.0.saturating_add(answers).min(capacity)
+        let left = window.saturating_sub(self.ask.longest.0);
+        let whole = if left >= self.output_most { self.whole_most } else { self.cut_short(left) };
+        whole.min(capacity)
+    }
+
+    #[cold]
+    fn cut_short(&self, output: u64) -> u64 {
+        self.ask.prompt.0.saturating_add(output.saturating_mul(self.sequences())).min(TOKENS_MAX)
     }
 
     /// Whether it fits by the replica's books. A statement about this moment, unless the books are locked.
-    #[inline]
+    #[inline(always)]
     pub fn fit(&self, replica: &Replica) -> Fit {
         let (traits, figures) = (&replica.traits, &replica.figures);
         let window = traits.window.load(Relaxed);
@@ -88,13 +107,16 @@ impl<'a> Demand<'a> {
         if sequences == 0 {
             return Fit::Fits;
         }
-        if replica.on_trial() {
-            return Fit::Full;
-        }
         let mut most = traits.max_sequences.load(Relaxed);
-        let ramp = replica.share(self.now);
-        if ramp < 1.0 {
-            most = (most as f64 * ramp).ceil() as u64;
+        if !replica.is_plain() {
+            if replica.on_trial() {
+                return Fit::Full;
+            }
+            most = (most as f64 * replica.share(self.now)).ceil() as u64;
+        }
+        // Places are shared as memory is: a band that may fill half of a replica leaves half of its places, too.
+        if self.share < 1.0 {
+            most = ((most as f64 * self.share) as u64).max(1);
         }
         // Places are shared as memory is: a band that may fill half of a replica leaves half of its places, too.
         if self.share < 1.0 {
@@ -108,12 +130,12 @@ impl<'a> Demand<'a> {
             return Fit::Fits;
         }
         let room = if self.share < 1.0 { (capacity as f64 * self.share) as u64 } else { capacity };
-        if figures.kv().saturating_add(self.kv(window, capacity)) <= room { Fit::Fits } else { Fit::Full }
+        if figures.kv() + self.kv(window, capacity) <= room { Fit::Fits } else { Fit::Full }
     }
 
     /// What it weighs where tenants take turns and waits are projected.
     pub fn tokens(&self) -> u64 {
-        self.ask.prompt.0.saturating_add(self.output.saturating_mul(self.sequences()))
+        self.whole
     }
 
     /// Whether whatever refuses `other` for want of room refuses this one too.

@@ -50,9 +50,10 @@ impl Entry {
     }
 }
 
-/// Sums over a replica's entries. Written under the lock, read without it.
+/// Sums over a replica's entries. Written under the lock, read without it. The first cache line is all that
+/// `least-tokens` and the question whether a request fits read.
 #[derive(Debug, Default)]
-#[repr(align(128))]
+#[repr(C, align(64))]
 pub(super) struct Figures {
     /// Entries ever made: changes exactly where load was added.
     bookings: AtomicU64,
@@ -67,10 +68,15 @@ pub(super) struct Figures {
     prefill_work: AtomicU64,
     /// Weights of all entries.
     weights: AtomicU64,
-    /// Weights by class of remaining length.
-    bucket_weights: [AtomicU64; BUCKETS],
-    /// Weight × remaining by class.
-    bucket_tokens: [AtomicU64; BUCKETS],
+    /// By class of remaining length. Apart, so that a fleet's first lines lie close together.
+    classes: Box<Classes>,
+}
+
+#[derive(Debug, Default)]
+struct Classes {
+    weights: [AtomicU64; BUCKETS],
+    /// Weight × remaining.
+    tokens: [AtomicU64; BUCKETS],
 }
 
 fn add(sum: &AtomicU64, n: u64) {
@@ -130,14 +136,14 @@ impl Figures {
     pub fn weighted_overlap(&self, output: u64) -> f64 {
         let own = bucket(output);
         let mut sum = 0u64;
-        for tokens in &self.bucket_tokens[..own] {
+        for tokens in &self.classes.tokens[..own] {
             sum += tokens.load(Relaxed);
         }
         let mut longer = 0u64;
-        for weights in &self.bucket_weights[own + 1..] {
+        for weights in &self.classes.weights[own + 1..] {
             longer += weights.load(Relaxed);
         }
-        sum += self.bucket_tokens[own].load(Relaxed).min(self.bucket_weights[own].load(Relaxed) * output);
+        sum += self.classes.tokens[own].load(Relaxed).min(self.classes.weights[own].load(Relaxed) * output);
         (sum + longer * output) as f64 / WEIGHT_UNIT
     }
 
@@ -151,8 +157,8 @@ impl Figures {
         add(&self.context, entry.context);
         add(&self.weights, entry.weight);
         let class = bucket(entry.remaining);
-        add(&self.bucket_weights[class], entry.weight);
-        add(&self.bucket_tokens[class], entry.weight * entry.remaining);
+        add(&self.classes.weights[class], entry.weight);
+        add(&self.classes.tokens[class], entry.weight * entry.remaining);
     }
 
     fn sub(&self, entry: &Entry) {
@@ -165,8 +171,8 @@ impl Figures {
         sub(&self.context, entry.context);
         sub(&self.weights, entry.weight);
         let class = bucket(entry.remaining);
-        sub(&self.bucket_weights[class], entry.weight);
-        sub(&self.bucket_tokens[class], entry.weight * entry.remaining);
+        sub(&self.classes.weights[class], entry.weight);
+        sub(&self.classes.tokens[class], entry.weight * entry.remaining);
     }
 }
 
@@ -259,7 +265,7 @@ impl Books {
                 f.context(),
                 f.weights.load(Relaxed),
             ];
-            all.extend(f.bucket_weights.iter().chain(&f.bucket_tokens).map(|sum| sum.load(Relaxed)));
+            all.extend(f.classes.weights.iter().chain(&f.classes.tokens).map(|sum| sum.load(Relaxed)));
             all
         };
         let (kept, summed) = (list(figures), list(&fresh));

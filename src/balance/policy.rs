@@ -9,8 +9,8 @@ use super::replica::Replica;
 
 /// A rule that scores one replica for one request, lower being better, from the booked tokens alone.
 pub(super) trait Policy: fmt::Debug + Send + Sync {
-    /// The score; never negative, never NaN.
-    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64) -> f64;
+    /// The score; never negative, never NaN. What is sure to be above `bound` may be given as infinite.
+    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64, bound: f64) -> f64;
 
     /// Of how many replicas, drawn at random, the best is taken; `None` for all.
     fn sample(&self) -> Option<usize> {
@@ -23,8 +23,8 @@ pub(super) trait Policy: fmt::Debug + Send + Sync {
 pub(super) struct TokenLoad;
 
 impl Policy for TokenLoad {
-    #[inline]
-    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64) -> f64 {
+    #[inline(always)]
+    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64, bound: f64) -> f64 {
         let (traits, figures) = (&replica.traits, &replica.figures);
         let window = traits.window.load(std::sync::atomic::Ordering::Relaxed);
         let output = demand.output(window);
@@ -41,6 +41,10 @@ impl Policy for TokenLoad {
         let late = demand.ask.ttft_objective.map_or(0.0, |objective| (first - objective.as_secs_f64()).max(0.0));
         let own = demand.ttft_weight * (first + LATE_WEIGHT * late) + output as f64 * step;
 
+        // Harm only adds, and is what takes time to sum up.
+        if demand.weight * own > bound {
+            return f64::INFINITY;
+        }
         let slower = per_sequence * f64::from(demand.ask.sequences.max(1)) + per_context * prompt;
         let harm = figures.weight_sum() * prefill + figures.weighted_overlap(output) * slower;
 
@@ -56,14 +60,14 @@ const LATE_WEIGHT: f64 = 3.0;
 pub(super) struct LeastTokens;
 
 impl Policy for LeastTokens {
-    #[inline]
-    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64) -> f64 {
+    #[inline(always)]
+    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64, _: f64) -> f64 {
         let (traits, figures) = (&replica.traits, &replica.figures);
         let window = traits.window.load(std::sync::atomic::Ordering::Relaxed);
         let own =
             demand.ask.prompt.0.saturating_sub(cached) + demand.output(window) * u64::from(demand.ask.sequences.max(1));
         let tokens = (figures.prefill() + figures.decode() + own) as f64;
-        tokens / traits.decode_rate.get() * replica.pressure_factor(demand.now) + traits.distance.get()
+        tokens * traits.seconds_per_token.get() * replica.pressure_factor(demand.now) + traits.distance.get()
     }
 }
 
@@ -72,8 +76,8 @@ impl Policy for LeastTokens {
 pub(super) struct LeastRequests;
 
 impl Policy for LeastRequests {
-    #[inline]
-    fn score(&self, replica: &Replica, _: &Demand<'_>, _: u64) -> f64 {
+    #[inline(always)]
+    fn score(&self, replica: &Replica, _: &Demand<'_>, _: u64, _: f64) -> f64 {
         replica.figures.requests() as f64
     }
 }
@@ -83,8 +87,8 @@ impl Policy for LeastRequests {
 pub(super) struct PowerOfTwo;
 
 impl Policy for PowerOfTwo {
-    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64) -> f64 {
-        LeastRequests.score(replica, demand, cached)
+    fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64, bound: f64) -> f64 {
+        LeastRequests.score(replica, demand, cached, bound)
     }
 
     fn sample(&self) -> Option<usize> {
@@ -97,7 +101,8 @@ impl Policy for PowerOfTwo {
 pub(super) struct RoundRobin;
 
 impl Policy for RoundRobin {
-    fn score(&self, _: &Replica, _: &Demand<'_>, _: u64) -> f64 {
+    #[inline(always)]
+    fn score(&self, _: &Replica, _: &Demand<'_>, _: u64, _: f64) -> f64 {
         0.0
     }
 }
@@ -107,7 +112,8 @@ impl Policy for RoundRobin {
 pub(super) struct Random;
 
 impl Policy for Random {
-    fn score(&self, _: &Replica, _: &Demand<'_>, _: u64) -> f64 {
+    #[inline(always)]
+    fn score(&self, _: &Replica, _: &Demand<'_>, _: u64, _: f64) -> f64 {
         0.0
     }
 

@@ -84,10 +84,13 @@ thread_local! {
 /// Why members were passed over, and which class of them is the best there is.
 #[derive(Debug)]
 struct Seen {
-    /// The best class of members whose window holds the prompt.
-    best: Option<u8>,
+    /// The best class of members whose window holds the prompt; [`NO_CLASS`] where there are none.
+    best: u8,
+    /// The last choice of any of them.
     latest: u64,
 }
+
+const NO_CLASS: u8 = u8::MAX;
 
 /// Classes of members, best first: those not tried, not backed off, not ill.
 fn class(standing: Standing, tried: bool) -> Option<u8> {
@@ -196,17 +199,13 @@ impl Pool {
         let mut wanted = 0;
         for attempt in 0.. {
             let seen = self.score(&policy, demand, tried, wanted, scratch);
-            match seen.best {
-                None => return Err(self.unbooked(demand)),
-                Some(best) if best != wanted => {
-                    // Nothing in the wanted class; what there is instead is asked for.
-                    if attempt > 2 * RESCANS_MAX {
-                        return Err(Unbooked::Full);
-                    }
-                    wanted = best;
-                    continue;
-                }
-                Some(_) => {}
+            if seen.best == NO_CLASS {
+                return Err(self.unbooked(demand));
+            }
+            if seen.best != wanted && attempt <= 2 * RESCANS_MAX {
+                // Nothing in the wanted class; what there is instead is asked for.
+                wanted = seen.best;
+                continue;
             }
             self.draw(&policy, &mut scratch.candidates);
             let Some(chosen) = self.least(demand, &scratch.candidates) else { return Err(Unbooked::Full) };
@@ -235,8 +234,12 @@ impl Pool {
     }
 
     /// Tokens of the prompt that a member is expected to hold; the last one is always computed.
+    #[inline(always)]
     fn cached(&self, demand: &Demand<'_>, member: usize, held: &[u32]) -> u64 {
         let blocks = held.get(member).copied().unwrap_or(0);
+        if blocks == 0 {
+            return 0;
+        }
         (u64::from(blocks) * u64::from(demand.ask.prefix_block_tokens)).min(demand.ask.prompt.0.saturating_sub(1))
     }
 
@@ -250,28 +253,50 @@ impl Pool {
     ) -> Seen {
         let Scratch { candidates, held } = scratch;
         candidates.clear();
-        let mut seen = Seen { best: None, latest: 0 };
+        let mut seen = Seen { best: NO_CLASS, latest: 0 };
+        let mut equal = f64::INFINITY;
+        let all_compared = policy.sample().is_none();
         for (member, replica) in self.members.iter().enumerate() {
             let bookings = replica.figures.bookings();
-            let mut standing = replica.standing(demand.now);
-            if standing == Standing::Ready && !self.in_its_share(replica, demand) {
-                standing = Standing::BackedOff;
+            seen.latest = seen.latest.max(replica.figures.chosen());
+            let class = if replica.is_plain() && tried.is_empty() {
+                0
+            } else if let Some(class) = self.class_in_full(replica, demand, tried) {
+                class
+            } else {
+                continue;
+            };
+            let score = if class == wanted {
+                policy.score(replica, demand, self.cached(demand, member, held), equal)
+            } else {
+                f64::INFINITY
+            };
+            // What is worse than one that fits is not looked at further: `best` is known by then.
+            if all_compared && score > equal {
+                continue;
             }
-            let Some(class) = class(standing, !tried.is_empty() && tried.contains(replica.id())) else { continue };
             let fit = demand.fit(replica);
             if fit == Fit::TooLong {
                 continue;
             }
-            seen.best = Some(seen.best.map_or(class, |best| best.min(class)));
-            seen.latest = seen.latest.max(replica.figures.chosen());
-            if fit != Fit::Fits || class != wanted {
-                continue;
+            seen.best = seen.best.min(class);
+            if fit == Fit::Fits && class == wanted {
+                if all_compared {
+                    equal = equal.min(score + score.abs() * TIE);
+                }
+                candidates.push(Candidate { score, member: member as u32, bookings });
             }
-            let cached = self.cached(demand, member, held);
-            let score = policy.score(replica, demand, cached);
-            candidates.push(Candidate { score, member: member as u32, bookings });
         }
         seen
+    }
+
+    #[cold]
+    fn class_in_full(&self, replica: &Replica, demand: &Demand<'_>, tried: &[ReplicaId]) -> Option<u8> {
+        let mut standing = replica.standing(demand.now);
+        if standing == Standing::Ready && !self.in_its_share(replica, demand) {
+            standing = Standing::BackedOff;
+        }
+        class(standing, tried.contains(replica.id()))
     }
 
     /// Whether a replica in its slow start takes part in this choice: in its share of them, by lot.

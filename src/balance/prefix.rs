@@ -265,3 +265,105 @@ fn shed(shard: &mut Shard) {
         keep
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::tests::{balancer, settings, spec};
+    use super::*;
+    use crate::config::{PolicyName, ReplicaSpec};
+    use crate::units::Tokens;
+
+    fn chain(root: u64, blocks: u64) -> Vec<u64> {
+        (0..blocks).map(|n| (root * 1_000_003 + n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+    }
+
+    fn replicas(count: usize, capacity: u64) -> Vec<Arc<Replica>> {
+        let specs: Vec<ReplicaSpec> = (0..count)
+            .map(|n| ReplicaSpec { token_capacity: Some(Tokens(capacity)), ..spec(&format!("r{n}")) })
+            .collect();
+        balancer(settings(PolicyName::TokenLoad), &specs).0.replicas().to_vec()
+    }
+
+    #[test]
+    fn the_longest_known_prefix_is_found() {
+        let members = replicas(2, 100_000);
+        let index = PrefixIndex::default();
+        let long = chain(1, 200);
+        index.insert(&long[..100], &members[0], 1600);
+        assert_eq!(index.blocks_held(&long, &members[0]), 100);
+        assert_eq!(index.blocks_held(&long[..7], &members[0]), 7);
+        assert_eq!(index.blocks_held(&long, &members[1]), 0);
+        assert_eq!(index.blocks_held(&chain(2, 200), &members[0]), 0);
+        // Of an odd length, up to three blocks are not found.
+        index.insert(&chain(3, 31), &members[1], 500);
+        assert_eq!(index.blocks_held(&chain(3, 60), &members[1]), 28);
+    }
+
+    #[test]
+    fn what_was_used_longest_ago_is_forgotten_first() {
+        let members = replicas(1, 16 * 100);
+        let index = PrefixIndex::default();
+        let (kept, lost) = (chain(1, 40), chain(2, 40));
+        index.insert(&lost, &members[0], 640);
+        index.insert(&kept, &members[0], 640);
+        for root in 3..8 {
+            index.insert(&chain(root, 20), &members[0], 320);
+            index.insert(&kept, &members[0], 0);
+        }
+        assert_eq!(index.blocks_held(&lost, &members[0]), 0);
+        assert_eq!(index.blocks_held(&kept, &members[0]), 40, "in use, it stays");
+        for turn in 0..SHARDS {
+            index.sweep(turn, &members);
+        }
+        let left: usize = index.shards.iter().map(|shard| shard.read().len()).sum();
+        assert!(left <= positions(40) + 5 * positions(20), "what is dead is swept out: {left} entries");
+    }
+
+    #[test]
+    fn an_engine_that_caches_less_than_believed_is_believed_less() {
+        let members = replicas(1, 100_000);
+        let index = PrefixIndex::default();
+        let prompt = chain(1, 100);
+        index.insert(&prompt, &members[0], 1600);
+        // An engine that never reports says nothing with a zero.
+        for _ in 0..50 {
+            members[0].cache.correct(1600, 0, 64);
+        }
+        assert_eq!(index.blocks_held(&prompt, &members[0]), 100);
+        members[0].cache.correct(1600, 1600, 64);
+        for n in 0..60 {
+            index.insert(&chain(10 + n, 100), &members[0], 1600);
+            members[0].cache.correct(1600, 0, 64);
+        }
+        assert_eq!(index.blocks_held(&prompt, &members[0]), 0);
+        members[0].cache.forget();
+        assert_eq!(index.blocks_held(&chain(69, 100), &members[0]), 0, "a new process holds nothing");
+    }
+
+    #[test]
+    fn in_a_large_fleet_the_holders_are_found_without_asking_everyone() {
+        let members = replicas(100, 1_000_000);
+        let index = PrefixIndex::default();
+        let prompt = chain(1, 2048);
+        index.insert(&prompt[..2048], &members[70], 32_768);
+        index.insert(&prompt[..600], &members[20], 9600);
+        let mut found = Vec::new();
+        index.held(&prompt, &members, |member, blocks| found.push((member, blocks)));
+        assert_eq!(found[0], (70, 2048));
+        assert_eq!(found[1].0, 20);
+        assert!((300..=600).contains(&found[1].1), "{found:?}");
+    }
+
+    #[test]
+    fn a_shard_is_bounded() {
+        let members = replicas(1, u64::MAX - 1);
+        let index = PrefixIndex::default();
+        for root in 0..3000 {
+            let same_shard: Vec<u64> = (0..16).map(|n| (root * 16 + n) * SHARDS as u64).collect();
+            index.insert(&same_shard, &members[0], 256);
+        }
+        assert!(index.shards[0].read().len() <= SHARD_BLOCKS_MAX);
+    }
+}

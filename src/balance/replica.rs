@@ -103,30 +103,31 @@ impl AtomicF64 {
     }
 }
 
-/// What the scorers read beside the books; rarely written.
+/// What the scorers read beside the books; rarely written. The first cache line is all that `least-tokens` and the
+/// question whether a request fits read.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(64))]
 pub(super) struct Traits {
-    /// A [`Gate`]'s index.
-    gate: AtomicU8,
     /// Whether nothing special holds: gate open, staying, no ramp, no back-off. Then nothing else need be asked.
     plain: AtomicBool,
+    /// A [`Gate`]'s index.
+    gate: AtomicU8,
     pub window: AtomicU64,
     pub capacity: AtomicU64,
     pub max_sequences: AtomicU64,
-    /// Decode tokens a second at half of the sequences.
-    pub decode_rate: AtomicF64,
+    /// Of decoding, at half of the sequences.
+    pub seconds_per_token: AtomicF64,
     pub kv_pressure: AtomicF64,
     /// The pressure counts until then.
     pub signals_until: AtomicU64,
+    /// Seconds to its region.
+    pub distance: AtomicF64,
     pub overhead: AtomicF64,
     pub per_prompt: AtomicF64,
     pub doubling: AtomicF64,
     pub base: AtomicF64,
     pub per_sequence: AtomicF64,
     pub per_context: AtomicF64,
-    /// Seconds to its region.
-    pub distance: AtomicF64,
     ramp_from: AtomicU64,
     ramp_micros: AtomicU64,
     back_off_until: AtomicU64,
@@ -145,6 +146,7 @@ pub(super) enum Standing {
 
 /// One replica.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Replica {
     pub(super) figures: Figures,
     pub(super) traits: Traits,
@@ -158,7 +160,7 @@ pub struct Replica {
     /// No longer configured: finishes what runs.
     leaving: AtomicBool,
     books: Mutex<Books>,
-    learner: Mutex<Learner>,
+    learner: Mutex<Box<Learner>>,
     /// Prompt work done for all its streams.
     prompt_work_done: AtomicU64,
     drawn_at: AtomicU64,
@@ -179,7 +181,7 @@ impl Replica {
                 window: AtomicU64::new(UNLIMITED),
                 capacity: AtomicU64::new(UNLIMITED),
                 max_sequences: AtomicU64::new(UNLIMITED),
-                decode_rate: AtomicF64::new(1.0),
+                seconds_per_token: AtomicF64::new(1.0),
                 kv_pressure: AtomicF64::default(),
                 signals_until: AtomicU64::new(0),
                 overhead: AtomicF64::default(),
@@ -200,7 +202,7 @@ impl Replica {
             spec: ArcSwap::new(spec.clone()),
             leaving: AtomicBool::new(false),
             books: Mutex::default(),
-            learner: Mutex::new(Learner::new(prior)),
+            learner: Mutex::new(Box::new(Learner::new(prior))),
             prompt_work_done: AtomicU64::new(0),
             drawn_at: AtomicU64::new(0),
             learned_at: AtomicU64::new(0),
@@ -266,7 +268,7 @@ impl Replica {
         t.per_sequence.set(c.per_sequence);
         t.per_context.set(c.per_context);
         let sequences = (t.max_sequences.load(Relaxed) as f64 / 2.0).max(1.0);
-        t.decode_rate.set(c.decode_rate(sequences, sequences * 1000.0));
+        t.seconds_per_token.set(1.0 / c.decode_rate(sequences, sequences * 1000.0));
         self.learned_at.store(self.home.clock.now().0, Relaxed);
     }
 
@@ -358,7 +360,7 @@ impl Replica {
             active_sequences: figures.sequences(),
             requests_in_flight: figures.requests(),
             kv_pressure: (self.traits.signals_until.load(Relaxed) > now.0).then(|| self.traits.kv_pressure.get()),
-            decode_tokens_per_sec: self.traits.decode_rate.get(),
+            decode_tokens_per_sec: 1.0 / self.traits.seconds_per_token.get(),
             prefill_tokens_per_sec: 1.0 / c.per_prompt,
         }
     }
@@ -372,6 +374,12 @@ impl Replica {
         }
         let rate = c.decode_rate(sequences, f.context() as f64);
         f.prefill_work() as f64 * c.per_prompt + f.decode() as f64 / rate
+    }
+
+    /// Whether nothing special holds.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.traits.plain.load(Relaxed)
     }
 
     /// How it stands to being chosen now.
@@ -486,10 +494,10 @@ impl Replica {
     pub(super) fn release(&self, slot: u32) {
         let left = self.books.lock().leave(&self.figures, slot);
         debug_assert!(left.is_some(), "a reservation is released once");
-        self.made_room();
     }
 
-    fn made_room(&self) {
+    /// Has the queues looked at, if anybody waits.
+    pub(super) fn made_room(&self) {
         if self.home.waiting.load(Acquire) > 0
             && let Some(balancer) = self.home.balancer.upgrade()
         {

@@ -55,6 +55,8 @@ pub struct Reservation {
     work: u64,
     run: Option<Mark>,
     first_at: Option<Time>,
+    /// Given up before it was used: its release makes no room that was not there before.
+    given_up: bool,
 }
 
 impl Reservation {
@@ -71,6 +73,7 @@ impl Reservation {
             work: 0,
             run: None,
             first_at: None,
+            given_up: false,
         }
     }
 
@@ -87,6 +90,12 @@ impl Reservation {
     /// Prompt tokens expected in the replica's prefix cache.
     pub fn cached_tokens(&self) -> Tokens {
         Tokens(self.cached)
+    }
+
+    /// Releases a booking that was made a moment ago and is not wanted. Nobody is told of the room: whoever looks for
+    /// room would make and give up the same booking again, for ever.
+    pub(super) fn give_up(mut self) {
+        self.given_up = true;
     }
 
     /// The request goes out to the replica now; learning measures from here.
@@ -211,5 +220,8 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.replica.release(self.slot);
+        if !self.given_up {
+            self.replica.made_room();
+        }
     }
 }

@@ -206,6 +206,7 @@ impl BackendIter for Choices {
         // The last one was not accepted: its booking is released before another is made.
         if let Some(Ok(refused)) = order.result.lock().take() {
             passed.push(refused.replica().id().clone());
+            refused.give_up();
         }
         loop {
             let placed = if passed.is_empty() {
@@ -223,6 +224,7 @@ impl BackendIter for Choices {
             };
             if passed.contains(reservation.replica().id()) {
                 // All the others are full or closed too.
+                reservation.give_up();
                 *order.result.lock() = Some(Err(NO_REPLICA));
                 return None;
             }
@@ -232,7 +234,10 @@ impl BackendIter for Choices {
                     return Some(backend);
                 }
                 // Not among Pingora's backends yet: its address is not known, or the update is under way.
-                None => passed.push(reservation.replica().id().clone()),
+                None => {
+                    passed.push(reservation.replica().id().clone());
+                    reservation.give_up();
+                }
             }
         }
     }
@@ -271,8 +276,12 @@ fn select_where(
     });
     match order.result.lock().take() {
         Some(Ok(reservation)) if accepted.is_some() => Ok(reservation),
+        Some(Ok(reservation)) => {
+            reservation.give_up();
+            Err(NO_REPLICA)
+        }
         Some(Err(refusal)) => Err(refusal),
-        _ => Err(NO_REPLICA),
+        None => Err(NO_REPLICA),
     }
 }
 

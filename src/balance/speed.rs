@@ -81,7 +81,7 @@ const FADE_SECONDS_MAX: f64 = 1.0;
 /// Without observations a replica drifts back to its prior: half of the way in this time.
 const DRIFT_HALF_LIFE_SECONDS: f64 = 60.0;
 /// How many observations the prior shape (at the speed seen) counts for.
-const SHAPE_WEIGHT: f64 = 20.0;
+const SHAPE_WEIGHT: f64 = 4.0;
 /// How many observations the prior speed counts for.
 const SPEED_WEIGHT: f64 = 4.0;
 /// One observation is believed at most this many times slower or faster than expected: a first request that compiles
@@ -94,9 +94,9 @@ const SOLVE_SECONDS: f64 = 0.2;
 /// Least squares over `K` parts of a time, in multiples of their prior.
 #[derive(Clone, Debug)]
 struct Fit<const K: usize> {
-    /// Σ z zᵀ / expected², fading.
+    /// Σ z zᵀ / (Σ z)², fading.
     squares: [[f64; K]; K],
-    /// Σ z · seen / expected², fading.
+    /// Σ z · seen / (Σ z)², fading.
     products: [f64; K],
     /// Σ 1 and Σ seen / prior's expectation, fading: the overall speed.
     seen: f64,
@@ -119,7 +119,9 @@ impl<const K: usize> Fit<K> {
         }
         let seen = seen.clamp(expected / SURPRISE_MAX, expected * SURPRISE_MAX);
         self.fade(HALF_LIFE_SECONDS, FADE_SECONDS_MAX, now);
-        let scale = weight / (expected * expected);
+        // By the prior, not by what is expected now: else the slow times of a replica would count for less than its
+        // fast ones.
+        let scale = weight / (by_prior * by_prior);
         for i in 0..K {
             for j in 0..K {
                 self.squares[i][j] += parts[i] * parts[j] * scale;
@@ -145,7 +147,7 @@ impl<const K: usize> Fit<K> {
         let mut right = self.products;
         // The pull towards the prior shape is as strong on each part as `SHAPE_WEIGHT` observations that this part
         // alone explained would be.
-        let pull = SHAPE_WEIGHT / (speed * speed);
+        let pull = SHAPE_WEIGHT;
         for i in 0..K {
             matrix[i][i] += pull / K as f64;
             right[i] += pull / K as f64 * speed;
@@ -285,5 +287,128 @@ impl Learner {
             per_sequence: self.prior.per_sequence * sequence,
             per_context: self.prior.per_context * context,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PRIOR: Coefficients = Coefficients {
+        overhead: 0.02,
+        per_prompt: 0.0001,
+        doubling: 32_768.0,
+        base: 0.02,
+        per_sequence: 0.0003,
+        per_context: 1e-7,
+    };
+
+    /// Feeds a learner for some seconds with runs of a replica whose truth is `truth`, ten a second.
+    fn feed(learner: &mut Learner, truth: Coefficients, from: f64, seconds: f64) -> Coefficients {
+        let mut learned = learner.coefficients();
+        for i in 0..(seconds * 10.0) as u64 {
+            let now = Time::from_secs_f64(from + i as f64 / 10.0);
+            // Batches come and go, and measurements jitter by a tenth.
+            let sequences = 8.0 + (i * 7 % 23) as f64;
+            let context = sequences * (300.0 + (i * 13 % 9) as f64 * 150.0);
+            let jitter = 0.9 + (i * 11 % 21) as f64 / 100.0;
+            let step = truth.step(sequences, context) * jitter;
+            let run = Run { seconds: step * 16.0, steps: 16.0, sequences, context, prompt_work: 0.0 };
+            learned = learner.run(run, now).unwrap_or(learned);
+            let work = 200.0 + (i * 17 % 31) as f64 * 100.0;
+            let first = (truth.overhead + truth.per_prompt * work) * jitter;
+            learned = learner.first_token(first, work, now).unwrap_or(learned);
+        }
+        learned
+    }
+
+    fn close(seen: f64, truth: f64, by: f64) -> bool {
+        (seen / truth - 1.0).abs() < by
+    }
+
+    #[test]
+    fn a_wrong_prior_is_replaced_by_what_is_seen() {
+        let truth = Coefficients {
+            overhead: 0.01,
+            per_prompt: 0.00005,
+            base: 0.018,
+            per_sequence: 0.0009,
+            per_context: 2e-7,
+            ..PRIOR
+        };
+        let mut learner = Learner::new(PRIOR);
+        let learned = feed(&mut learner, truth, 0.0, 30.0);
+        // Where it mostly runs it is well known, at the edge less.
+        for (sequences, context, by) in [(8.0, 4000.0, 0.16), (19.0, 15_000.0, 0.06), (30.0, 30_000.0, 0.1)] {
+            let (seen, true_step) = (learned.step(sequences, context), truth.step(sequences, context));
+            assert!(close(seen, true_step, by), "{seen} for {true_step} at {sequences}");
+        }
+        assert!(close(learned.per_prompt, truth.per_prompt, 0.1), "{learned:?}");
+    }
+
+    #[test]
+    fn a_replica_that_slows_to_a_third_is_believed_within_thirty_seconds_and_when_it_is_back() {
+        let slow = Coefficients {
+            overhead: PRIOR.overhead * 3.0,
+            per_prompt: PRIOR.per_prompt * 3.0,
+            base: PRIOR.base * 3.0,
+            per_sequence: PRIOR.per_sequence * 3.0,
+            per_context: PRIOR.per_context * 3.0,
+            ..PRIOR
+        };
+        let mut learner = Learner::new(PRIOR);
+        feed(&mut learner, PRIOR, 0.0, 60.0);
+        let learned = feed(&mut learner, slow, 60.0, 15.0);
+        assert!(learned.step(16.0, 16_000.0) > 2.2 * PRIOR.step(16.0, 16_000.0), "half way there: {learned:?}");
+        let learned = feed(&mut learner, slow, 75.0, 15.0);
+        assert!(close(learned.step(16.0, 16_000.0), slow.step(16.0, 16_000.0), 0.15), "{learned:?}");
+        assert!(close(learned.per_prompt, slow.per_prompt, 0.15), "{learned:?}");
+        let learned = feed(&mut learner, PRIOR, 90.0, 30.0);
+        assert!(close(learned.step(16.0, 16_000.0), PRIOR.step(16.0, 16_000.0), 0.15), "{learned:?}");
+    }
+
+    #[test]
+    fn a_first_request_that_compiles_for_minutes_does_not_poison() {
+        let mut learner = Learner::new(PRIOR);
+        let seconds = Time::from_secs_f64;
+        assert_eq!(learner.first_token(500.0, 300.0, seconds(500.0)), None);
+        for i in 0..4 {
+            let first = (PRIOR.overhead + PRIOR.per_prompt * 300.0) * 1.05;
+            learner.first_token(first, 300.0, seconds(501.0 + f64::from(i)));
+        }
+        // Nor does a later outlier, by more than its share.
+        learner.first_token(300.0, 300.0, seconds(506.0));
+        let learned = learner.solve(seconds(506.0));
+        assert!(learned.per_prompt < 2.0 * PRIOR.per_prompt, "{learned:?}");
+    }
+
+    #[test]
+    fn a_replica_nobody_uses_drifts_back_to_its_prior() {
+        let slow = Coefficients { base: PRIOR.base * 4.0, ..PRIOR };
+        let mut learner = Learner::new(PRIOR);
+        let learned = feed(&mut learner, slow, 0.0, 30.0);
+        assert!(learned.base > 2.5 * PRIOR.base, "{learned:?}");
+        let mut drifted = learned;
+        for second in 30..900 {
+            drifted = learner.drift(Time::from_secs_f64(f64::from(second)));
+        }
+        assert!(close(drifted.base, PRIOR.base, 0.1), "{drifted:?}");
+    }
+
+    #[test]
+    fn the_prior_decodes_at_the_configured_rate_at_half_of_its_sequences() {
+        let spec = crate::balance::tests::spec("a");
+        let prior = Coefficients::prior(&spec);
+        let rate = prior.decode_rate(128.0, 128_000.0);
+        assert!(close(rate, spec.tokens_per_sec, 1e-9), "{rate}");
+        assert!(close(1.0 / prior.per_prompt, 8000.0, 1e-9));
+    }
+
+    #[test]
+    fn prompt_work_grows_with_the_position() {
+        assert_eq!(PRIOR.prompt_work(0, 0), 0.0);
+        assert!(close(PRIOR.prompt_work(0, 32_768), 1.5 * 32_768.0, 1e-9));
+        let halves = PRIOR.prompt_work(0, 10_000) + PRIOR.prompt_work(10_000, 20_000);
+        assert!(close(halves, PRIOR.prompt_work(0, 20_000), 1e-9), "a prompt in two parts is the same work");
     }
 }

@@ -2,6 +2,7 @@
 
 mod books;
 mod choice;
+mod through_pingora;
 mod waiting;
 
 use std::sync::Arc;
