@@ -70,13 +70,6 @@ impl<'a> Demand<'a> {
         self.output.min(window.saturating_sub(self.ask.longest.0))
     }
 
-    /// Prompt and expected answers there.
-    #[inline(always)]
-    pub fn tokens_there(&self, window: u64) -> u64 {
-        let left = window.saturating_sub(self.ask.longest.0);
-        if left >= self.output { self.whole } else { self.cut_short(left) }
-    }
-
     #[inline]
     fn sequences(&self) -> u64 {
         u64::from(self.ask.sequences.max(1))

@@ -48,6 +48,9 @@ struct Order {
     result: Mutex<Option<Result<Reservation, Refusal>>>,
 }
 
+/// Orders by their numbers.
+type Orders = HashMap<u64, Arc<Order>>;
+
 /// Orders are spread over so many locks by their numbers.
 const ORDER_SHARDS: u64 = 64;
 
@@ -56,7 +59,7 @@ const ORDER_SHARDS: u64 = 64;
 pub struct Directory {
     balancer: Weak<Balancer>,
     addresses: RwLock<HashMap<ReplicaId, SocketAddr>>,
-    orders: Box<[Mutex<HashMap<u64, Arc<Order>>>]>,
+    orders: Box<[Mutex<Orders>]>,
     next_order: AtomicU64,
     updating: tokio::sync::Mutex<()>,
 }
@@ -110,7 +113,7 @@ impl Directory {
         number
     }
 
-    fn shard(&self, number: u64) -> &Mutex<HashMap<u64, Arc<Order>>> {
+    fn shard(&self, number: u64) -> &Mutex<Orders> {
         &self.orders[(number % ORDER_SHARDS) as usize]
     }
 }

@@ -128,11 +128,11 @@ async fn a_refusal_keeps_its_reason() {
 
 #[tokio::test]
 async fn a_reload_changes_the_backends_and_keeps_their_health() {
-    let set = set(settings(PolicyName::TokenLoad)).await;
+    let set = set(settings(PolicyName::LeastTokens)).await;
     set.check([true, false, false]).await;
     let mut specs = vec![spec("a"), spec("b"), spec("d")];
     specs[1].tokens_per_sec = 2000.0;
-    set.balancer.apply(settings(PolicyName::TokenLoad), &specs);
+    set.balancer.apply(settings(PolicyName::LeastTokens), &specs);
     open(&set.balancer);
     // Not among Pingora's backends yet, the new one is passed over.
     let before: Vec<Reservation> = (0..4).map(|_| set.select(ask(100, 50), &[]).unwrap()).collect();
