@@ -1,10 +1,35 @@
 //! `docs/architecture.md` is held to what stands in `src/`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn map() -> String {
+    fs::read_to_string(root().join("docs/architecture.md")).expect("docs/architecture.md")
+}
+
+/// Rooms that the map's table lists.
+fn rooms_on_the_map() -> BTreeSet<String> {
+    map()
+        .lines()
+        .skip_while(|line| *line != "## Rooms")
+        .take_while(|line| *line != "## How a request walks through")
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`').map(|(room, _)| room.to_owned()))
+        .collect()
+}
+
+/// Rooms that `src/` has: its directories, and its files but for the two entrances.
+fn rooms_of_the_house() -> BTreeSet<String> {
+    fs::read_dir(root().join("src"))
+        .expect("src")
+        .map(|entry| entry.expect("entry").path())
+        .filter_map(|path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))
+        .filter(|room| room != "lib" && room != "main")
+        .collect()
 }
 
 /// All Rust files of a room.
@@ -56,6 +81,12 @@ fn offences(rooms: &[&str], forbidden: &[&str], allowed_files: &[&str]) -> Vec<S
 }
 
 #[test]
+fn every_room_is_on_the_map_and_every_room_on_the_map_exists() {
+    assert!(!rooms_on_the_map().is_empty(), "the table of rooms was not found");
+    assert_eq!(rooms_on_the_map(), rooms_of_the_house());
+}
+
+#[test]
 fn the_pure_rooms_know_nothing_of_pingora_but_for_the_selection() {
     let found = offences(
         &["wire", "weigh", "balance"],
@@ -103,6 +134,45 @@ fn every_document_that_is_linked_exists() {
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Metric names in double quotes or backquotes.
+fn metric_names(text: &str, quote: char) -> BTreeSet<String> {
+    text.split(quote)
+        .filter(|part| part.starts_with("weighbridge_") || part.starts_with("gen_ai_server_"))
+        .filter(|part| part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_metric_is_documented_and_every_documented_metric_exists() {
+    let page = fs::read_to_string(root().join("docs/metrics.md")).expect("docs/metrics.md");
+    let source = code(&root().join("src/observe/metrics.rs"));
+    assert_eq!(metric_names(&page, '`'), metric_names(&source, '"'));
+}
+
+#[test]
+fn every_test_that_the_security_page_names_exists() {
+    let page = fs::read_to_string(root().join("docs/security.md")).expect("docs/security.md");
+    let mut sources = String::new();
+    for directory in ["src", "tests"] {
+        for file in files(&root().join(directory)) {
+            sources.push_str(&fs::read_to_string(file).expect("source"));
+        }
+    }
+    let named: BTreeSet<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 2)
+        .filter_map(|line| line.rsplit(" | ").next())
+        .flat_map(|shown_by| shown_by.split('`').skip(1).step_by(2))
+        .collect();
+    assert!(named.len() > 20, "the table was not found");
+    let missing: Vec<&&str> = named
+        .iter()
+        .filter(|name| !sources.contains(&format!("fn {name}(")) && !sources.contains(&format!("case!({name}, ")))
+        .collect();
+    assert!(missing.is_empty(), "{missing:#?}");
 }
 
 /// A page's sections by their headings, without backquotes and marks.

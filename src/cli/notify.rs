@@ -22,6 +22,11 @@ pub fn reloading() {
     }
 }
 
+/// The service stops: from here on no watchdog is waited for.
+pub fn stopping() {
+    tell(&[NotifyState::Stopping]);
+}
+
 /// Says at half of systemd's interval that the process lives; returns at once where no watchdog is set.
 pub async fn watchdog(leaving: impl Fn() -> bool) {
     let Some(micros) = std::env::var("WATCHDOG_USEC").ok().and_then(|v| v.parse::<u64>().ok()) else { return };

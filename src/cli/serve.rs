@@ -104,6 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ops.spawn(tick(running.clone()));
     ops.spawn(reload_on_hangup(reload.clone()));
     ops.spawn(super::successor::start_when_asked());
+    ops.spawn(tell_of_stop());
     ops.spawn(announce(running.clone(), places));
     let _watch = watch_files(&running, &args.config, reload);
     built.run();
@@ -119,6 +120,15 @@ fn reload_hook(running: Arc<Running>, tls: TlsFiles) -> Arc<dyn Fn() -> ReloadOu
         }
         outcome
     })
+}
+
+/// Tells systemd of a stop. Not of a hand-over, in which this process goes and the service stays.
+async fn tell_of_stop() {
+    if let Ok(mut terminate) = signal(SignalKind::terminate())
+        && terminate.recv().await.is_some()
+    {
+        super::notify::stopping();
+    }
 }
 
 async fn reload_on_hangup(reload: Arc<dyn Fn() -> ReloadOutcome + Send + Sync>) {

@@ -81,6 +81,18 @@ pub struct Change {
     pub new: Option<Value>,
 }
 
+impl Change {
+    /// Whether a reload leaves this as it is: sockets are bound, and the length of a stop is fixed, at the start.
+    pub fn waits_for_start(&self) -> bool {
+        let certificate = |key: &str| [".tls.cert", ".tls.key"].iter().any(|end| key.ends_with(end));
+        match self.path.split_once('.') {
+            Some(("listen", key)) => !certificate(key),
+            Some(("admin", _)) => true,
+            _ => self.path == "shutdown.grace",
+        }
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.old, &self.new) {
@@ -88,7 +100,8 @@ impl fmt::Display for Change {
             (Some(old), None) => write!(f, "- {}: {old}", self.path),
             (Some(old), Some(new)) => write!(f, "~ {}: {old} -> {new}", self.path),
             (None, None) => write!(f, "  {}", self.path),
-        }
+        }?;
+        if self.waits_for_start() { f.write_str(" (at the next start or upgrade)") } else { Ok(()) }
     }
 }
 
@@ -115,5 +128,33 @@ fn walk(path: &str, old: &Value, new: &Value, changes: &mut Vec<Change>) {
     }
     for (key, value) in before.iter().filter(|(key, _)| !after.contains_key(*key)) {
         changes.push(Change { path: below(key), old: Some(value.clone()), new: None });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(path: &str) -> Change {
+        Change { path: path.to_owned(), old: Some(1.into()), new: Some(2.into()) }
+    }
+
+    #[test]
+    fn what_only_a_start_can_change_is_told_apart() {
+        for path in [
+            "listen.0.0.0.0:8080",
+            "listen.0.0.0.0:8080.h2c",
+            "listen.a.tls.client_ca",
+            "admin.address",
+            "shutdown.grace",
+        ] {
+            assert!(change(path).waits_for_start(), "{path}");
+        }
+        for path in
+            ["listen.0.0.0.0:8443.tls.cert", "listen.0.0.0.0:8443.tls.key", "limits.keepalive", "replicas.a.url"]
+        {
+            assert!(!change(path).waits_for_start(), "{path}");
+        }
+        assert_eq!(change("admin.address").to_string(), "~ admin.address: 1 -> 2 (at the next start or upgrade)");
     }
 }
