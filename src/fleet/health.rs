@@ -15,6 +15,7 @@ use crate::config;
 use crate::units::Time;
 
 use super::events::TrafficEvent;
+pub use super::state::State;
 
 /// Back-off after an overload answer that names no time: long enough for a queue to move, short enough to miss little.
 const BACK_OFF: Duration = Duration::from_secs(1);
@@ -75,52 +76,6 @@ pub enum ProbeOutcome {
     Late,
 }
 
-/// Where a replica stands, as people see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum State {
-    Unknown,
-    /// Loading its model.
-    Loading,
-    /// Taking our own warm-up requests.
-    Warming,
-    Open,
-    HalfOpen,
-    /// Failed its probes.
-    Ill,
-    /// Put out by traffic.
-    Ejected,
-    Draining,
-}
-
-impl State {
-    /// Every state, for metrics.
-    pub const ALL: [State; 8] = [
-        State::Unknown,
-        State::Loading,
-        State::Warming,
-        State::Open,
-        State::HalfOpen,
-        State::Ill,
-        State::Ejected,
-        State::Draining,
-    ];
-
-    /// The state's name in metrics, logs and the admin API.
-    pub fn label(self) -> &'static str {
-        match self {
-            State::Unknown => "unknown",
-            State::Loading => "loading",
-            State::Warming => "warming",
-            State::Open => "open",
-            State::HalfOpen => "half_open",
-            State::Ill => "ill",
-            State::Ejected => "ejected",
-            State::Draining => "draining",
-        }
-    }
-}
-
 /// What a traffic event asks of the fleet beside the state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effect {
@@ -138,7 +93,9 @@ enum Phase {
     Open {
         since: Time,
     },
-    HalfOpen,
+    HalfOpen {
+        since: Time,
+    },
     /// By probes; `late` where they only timed out.
     Ill {
         late: bool,
@@ -231,7 +188,7 @@ impl Machine {
             Phase::Loading => State::Loading,
             Phase::Warming => State::Warming,
             Phase::Open { .. } => State::Open,
-            Phase::HalfOpen => State::HalfOpen,
+            Phase::HalfOpen { .. } => State::HalfOpen,
             Phase::Ill { .. } => State::Ill,
             Phase::Ejected { .. } => State::Ejected,
         }
@@ -267,12 +224,21 @@ impl Machine {
 
     /// Whether it is out by traffic, for the cap on how much of a pool may be.
     pub fn ejected(&self) -> bool {
-        matches!(self.phase, Phase::Ejected { .. } | Phase::HalfOpen)
+        matches!(self.phase, Phase::Ejected { .. } | Phase::HalfOpen { .. })
     }
 
     /// Whether a request of our own should be sent now.
     pub fn wants_warm_up(&self) -> bool {
         matches!(self.phase, Phase::Warming)
+    }
+
+    /// How long a trial has stood open, where one does. Without traffic nobody would take it; then a request of our
+    /// own must.
+    pub fn on_trial_for(&self, now: Time) -> Option<Duration> {
+        match self.phase {
+            Phase::HalfOpen { since } => Some(now.since(since)),
+            _ => None,
+        }
     }
 
     /// The length of the slow start when the gate opens.
@@ -333,7 +299,7 @@ impl Machine {
             self.phase = Phase::Warming;
             self.reason = "warming up".to_owned();
         } else if self.ejections > 0 || self.on_trial {
-            self.phase = Phase::HalfOpen;
+            self.phase = Phase::HalfOpen { since: now };
             self.reason = "on trial".to_owned();
         } else {
             self.open(now);
@@ -426,7 +392,7 @@ impl Machine {
 
     /// Data came: a trial has succeeded, and a replica that only answered its probes late is not dead.
     fn lives(&mut self, now: Time) {
-        if matches!(self.phase, Phase::HalfOpen | Phase::Ill { late: true }) {
+        if matches!(self.phase, Phase::HalfOpen { .. } | Phase::Ill { late: true }) {
             self.bads = 0;
             self.open(now);
         }
@@ -445,7 +411,7 @@ impl Machine {
         let often = seen >= WINDOW_MIN && share >= FAILED_SHARE;
         let row = self.silent.max(self.broken) >= self.rules.unhealthy_after;
         match self.phase {
-            Phase::HalfOpen => self.eject(why, now),
+            Phase::HalfOpen { .. } => self.eject(why, now),
             Phase::Open { .. } if may_eject && (row || often) => self.eject(why, now),
             _ => {}
         }
@@ -467,7 +433,7 @@ impl Machine {
                 if self.rules.warm_up {
                     self.phase = Phase::Warming;
                 } else {
-                    self.phase = Phase::HalfOpen;
+                    self.phase = Phase::HalfOpen { since: now };
                 }
             }
             Phase::Open { since } if self.ejections > 0 && now.since(since) >= self.rules.eject_max => {

@@ -19,7 +19,7 @@ use crate::units::{Clock, ModelName, ReplicaId};
 use super::checks::{Checks, Members};
 use super::discovery::{self, Source, SourceStatus};
 use super::events::TrafficEvent;
-use super::health::{self, State};
+use super::health::State;
 use super::member::{Home, Member, ScrapeStatus, Settings};
 
 /// How often host names in replicas' URLs are looked up again.
@@ -38,7 +38,6 @@ pub struct Fleet {
     checks: Checks,
     sources: Mutex<Sources>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-    ejection_cap: ArcSwap<f64>,
 }
 
 /// Where the replicas come from, and what each source said last.
@@ -102,7 +101,6 @@ impl Fleet {
                 begun: None,
             }),
             tasks: Mutex::default(),
-            ejection_cap: ArcSwap::from_pointee(config.health.ejection_cap),
             home,
         });
         fleet.apply(config, balance_settings(config));
@@ -118,7 +116,6 @@ impl Fleet {
     /// Takes a new configuration. Replicas that stay keep their health; those whose address is another start anew.
     pub fn apply(self: &Arc<Self>, config: &Config, balance: BalanceSettings) {
         self.home.settings.store(Arc::new(settings(config)));
-        self.ejection_cap.store(Arc::new(config.health.ejection_cap));
         {
             let mut sources = self.sources.lock();
             sources.balance = balance;
@@ -147,7 +144,7 @@ impl Fleet {
     pub fn report(&self, replica: &Replica, event: TrafficEvent) {
         let members = self.members.load();
         let Some(member) = members.get(replica.id()) else { return };
-        let effect = member.traffic(&event, || self.may_eject(member));
+        let effect = member.traffic(&event);
         if let Some(until) = effect.back_off_until {
             replica.back_off_until(until);
         }
@@ -233,19 +230,6 @@ impl Fleet {
             }
         });
         FleetStatus { replicas: replicas.collect(), sources: self.sources() }
-    }
-
-    /// Whether the pools that a replica serves can spare it.
-    fn may_eject(&self, member: &Member) -> bool {
-        let members = self.members.load();
-        let spec = member.spec.load();
-        let cap = **self.ejection_cap.load();
-        spec.models.iter().all(|model| {
-            let pool = members.values().filter(|m| m.spec.load().models.contains(model));
-            let (size, out) =
-                pool.fold((0, 0), |(size, out), m| (size + 1, out + usize::from(m.id != member.id && m.ejected())));
-            health::may_eject(size, out, cap)
-        })
     }
 
     /// Merges what the sources say, brings the members up to it, and tells the balancer.

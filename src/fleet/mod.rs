@@ -18,10 +18,11 @@ pub mod keeper;
 mod member;
 pub mod retry_budget;
 pub mod signals;
+mod state;
 
 pub use discovery::SourceStatus;
 pub use events::TrafficEvent;
-pub use health::State;
 pub use keeper::{Fleet, FleetStatus, ReplicaStatus, count_states};
 pub use member::ScrapeStatus;
 pub use retry_budget::RetryBudget;
+pub use state::State;

@@ -143,6 +143,7 @@ fn a_frozen_engine_behind_a_green_health_url_is_put_out_and_tried_one_by_one() {
         let kept = keep(&config(&list(&[&a.url(), &b.url()]), ""));
         kept.until_open(&["r0", "r1"]).await;
         let r0 = kept.balancer.replica(&ReplicaId::from("r0")).unwrap();
+        a.on("/v1/chat/completions", Reply::Hang);
         (0..3).for_each(|_| kept.fleet.report(&r0, TrafficEvent::FirstByteTimeout));
         assert_eq!(r0.gate(), Gate::Ill);
         kept.until_gate("r0", Gate::HalfOpen).await;
@@ -340,5 +341,38 @@ fn an_open_replica_of_the_model_is_asked_to_count() {
         replica.on("/tokenize", Reply::Hang);
         assert!(ask("m", "/tokenize").await.unwrap_err().contains("in time"));
         assert_eq!(replica.asked("/tokenize")[0].headers["content-type"], "application/json");
+    });
+}
+
+#[test]
+fn without_traffic_a_request_of_our_own_ends_the_trial() {
+    run(async {
+        let (a, b) = (Replica::vllm(&["m"]).await, Replica::vllm(&["m"]).await);
+        let kept = keep(&config(&list(&[&a.url(), &b.url()]), ""));
+        kept.until_open(&["r0", "r1"]).await;
+        let r0 = kept.balancer.replica(&ReplicaId::from("r0")).unwrap();
+        (0..3).for_each(|_| kept.fleet.report(&r0, TrafficEvent::FirstByteTimeout));
+        assert!(a.asked("/v1/chat/completions").is_empty());
+        kept.until_gate("r0", Gate::Open).await;
+        assert_eq!(a.asked("/v1/chat/completions").len(), 1);
+    });
+}
+
+#[test]
+fn a_key_that_is_rotated_in_place_is_read_again_when_the_old_one_is_refused() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("key"), "old").unwrap();
+        let replica = Replica::vllm(&["m"]).await;
+        let text = format!("replicas: [{{id: r0, url: '{}', model: m, api_key_file: key}}]", replica.url());
+        let kept = keep(&config_at(&text, "", dir.path()));
+        kept.until_gate("r0", Gate::Open).await;
+        std::fs::write(dir.path().join("key"), "new").unwrap();
+        replica.say("/health", 401, "");
+        until(
+            || replica.asked("/health").iter().any(|a| a.headers["authorization"] == "Bearer new"),
+            || "the new key".to_owned(),
+        )
+        .await;
     });
 }
