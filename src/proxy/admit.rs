@@ -103,7 +103,8 @@ pub async fn admit(running: &Arc<Running>, session: &mut Session, ctx: &mut Ctx)
     let entry = resolve_model(&epoch, tenant.as_deref(), request.model.as_deref())?;
     ctx.model = Some(entry.model.clone());
     let window = running.balancer.window(&entry.model.name);
-    if let Some(answer) = super::counting::answer(&epoch, &entry, &request, window.map(|t| t.0))? {
+    let engine = running.engine(&entry.model.name);
+    if let Some(answer) = super::counting::answer(&epoch, &entry, &request, engine, window)? {
         ctx.answered_here = true;
         return Ok(Next::Answer(answer));
     }
@@ -111,12 +112,8 @@ pub async fn admit(running: &Arc<Running>, session: &mut Session, ctx: &mut Ctx)
     let band = choose_band(&epoch, tenant.as_deref(), hints.priority.as_ref());
     ctx.band = Some(band);
     check_max_tokens(tenant.as_deref(), &request)?;
-    let weigh_hints = WeighHints {
-        tenant: tenant.as_ref().map(|t| t.spec.name.clone()),
-        task: hints.task.clone(),
-        window,
-        engine: running.engine(&entry.model.name),
-    };
+    let weigh_hints =
+        WeighHints { tenant: tenant.as_ref().map(|t| t.spec.name.clone()), task: hints.task.clone(), window, engine };
     let weight =
         race(session, epoch.weigher.weigh(&entry.model.name, &request, &weigh_hints)).await?.map_err(Stop::from)?;
     let weighed = running.clock.now();
