@@ -85,6 +85,16 @@ pub fn header(running: &Arc<Running>, header: &mut ResponseHeader, ctx: &mut Ctx
     retry::complete_retry_after(header)
 }
 
+/// Takes out what belongs to the replica's connection, the fields that its `Connection` names among them. The two that
+/// Pingora itself reads, to frame the answer and to keep the connection, it takes out by itself.
+pub fn strip_connection_fields(answer: &mut ResponseHeader) {
+    for name in headers::hop_by_hop(&answer.headers) {
+        if name != header::CONNECTION && name != header::TRANSFER_ENCODING {
+            answer.remove_header(&name);
+        }
+    }
+}
+
 fn is_event_stream(content_type: &[u8]) -> bool {
     let kind = content_type.split(|b| *b == b';').next().unwrap_or_default();
     kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")

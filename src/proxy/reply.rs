@@ -6,6 +6,7 @@ use pingora::Result;
 use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
 
+use crate::wire::endpoint::{Route, route};
 use crate::wire::{ApiError, ErrorCode};
 
 use super::body;
@@ -62,6 +63,11 @@ pub async fn error(session: &mut Session, ctx: &mut Ctx, error: &ApiError) -> Re
     }
     let body = error.body_for(ctx.endpoint);
     let mut header = head(ctx, error.status(), body.len())?;
+    if error.code == ErrorCode::MethodNotAllowed
+        && let Route::MethodNotAllowed(allowed) = route(&session.req_header().method, session.req_header().uri.path())
+    {
+        header.insert_header(header::ALLOW, allowed)?;
+    }
     if let (Some(seconds), Some(millis)) = (error.retry_after_seconds(), error.retry_after_ms()) {
         header.insert_header(header::RETRY_AFTER, seconds)?;
         header.insert_header(RETRY_AFTER_MS, millis)?;

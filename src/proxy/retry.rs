@@ -2,9 +2,9 @@
 //!
 //! Again, on another replica: a connection that was refused or timed out; a connection that died before a header was
 //! forwarded (once, for the engine may have begun); a status of `retries.statuses` before the answer's header. On the
-//! same replica, once: a kept-alive connection that the replica had closed. Never: once anything reached the client;
-//! after a timeout of the answer, for the engine may be generating. All within `retries.budget` and
-//! `retries.per_request`.
+//! same replica, once: a kept-alive connection that the replica had closed, or a stream that it refused unseen. Never:
+//! once anything reached the client; after a timeout of the answer or an HTTP/2 error in its place, for the engine lives
+//! and may be generating. All within `retries.budget` and `retries.per_request`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,10 +59,21 @@ pub fn after_error(
         e.set_retry(false);
         return e;
     }
+    let http2 = matches!(e.etype(), ErrorType::H2Error | ErrorType::InvalidH2 | ErrorType::H2Downgrade);
+    // Pingora marks what says that nothing was begun: REFUSED_STREAM, and a GOAWAY that leaves the stream out. It marks
+    // broken frames, too, but those come from an engine that lives, has the request, and may be generating.
+    let untouched = *e.etype() == ErrorType::H2Error && e.retry();
+    if http2 && !untouched {
+        report(running, ctx, TrafficEvent::DiedBeforeHeader);
+        e.set_retry(false);
+        return e;
+    }
     let again = match &mut ctx.exchange {
         // The replica closed a connection that stood idle, as it took this request: it has not seen it.
         Some(exchange)
-            if client_reused && !exchange.retried_reuse && matches!(exchange.body, RequestBody::Whole(_)) =>
+            if (client_reused || untouched)
+                && !exchange.retried_reuse
+                && matches!(exchange.body, RequestBody::Whole(_)) =>
         {
             exchange.retried_reuse = true;
             running.metrics.retries.with_label_values(&[exchange.ask.model.as_str(), "reused_connection"]).inc();

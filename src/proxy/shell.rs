@@ -157,7 +157,9 @@ impl ProxyHttp for Shell {
         header: &mut ResponseHeader,
         ctx: &mut Ctx,
     ) -> Result<()> {
-        retry::after_status(&self.running, ctx, header)
+        retry::after_status(&self.running, ctx, header)?;
+        answer::strip_connection_fields(header);
+        Ok(())
     }
 
     async fn response_filter(&self, _session: &mut Session, header: &mut ResponseHeader, ctx: &mut Ctx) -> Result<()> {
