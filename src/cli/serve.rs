@@ -114,7 +114,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// Reloads configuration and certificates.
 fn reload_hook(running: Arc<Running>, tls: TlsFiles) -> Arc<dyn Fn() -> ReloadOutcome + Send + Sync> {
     Arc::new(move || {
-        let outcome = running.reload();
+        let outcome = running.reload(|config| tls.check(config));
         if !matches!(outcome, ReloadOutcome::Failed { .. }) {
             tls.reload(&running.epoch().config);
         }

@@ -55,6 +55,12 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
+    /// What is wrong with the listeners' certificates of a configuration that is to be taken.
+    pub fn check(&self, config: &Config) -> Vec<String> {
+        let specs = config.listen.iter().filter_map(|l| l.tls.as_ref());
+        specs.filter_map(|spec| ListenerTls::load(spec).err()).map(|e| format!("{e:#}")).collect()
+    }
+
     /// Reads every certificate again. A file that cannot be read is logged, and what was loaded stays.
     pub fn reload(&self, config: &Config) {
         self.replicas.forget();

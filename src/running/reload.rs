@@ -51,12 +51,16 @@ pub(super) fn unix_seconds() -> f64 {
 }
 
 impl Running {
-    /// Reads the configuration file again. Blocking: file reads and validation; not for an async worker.
-    pub fn reload(&self) -> ReloadOutcome {
+    /// Reads the configuration file again. `check` says what else is wrong with it (certificates that cannot be used).
+    /// Blocking: file reads and validation; not for an async worker.
+    pub fn reload(&self, check: impl Fn(&Config) -> Vec<String>) -> ReloadOutcome {
         // One at a time: two signals in a row must not interleave.
         let _one = self.reloading.lock();
         let outcome = match config::load(&self.config_path) {
-            Ok(config) => self.take(config),
+            Ok(config) => match check(&config) {
+                errors if errors.is_empty() => self.take(config),
+                errors => ReloadOutcome::Failed { errors },
+            },
             Err(errors) => ReloadOutcome::Failed { errors: errors.0.iter().map(ToString::to_string).collect() },
         };
         let label = match &outcome {
