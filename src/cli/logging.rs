@@ -13,7 +13,8 @@ pub enum Format {
 }
 
 /// What is logged unless `WEIGHBRIDGE_LOG` says otherwise.
-const DEFAULT_FILTER: &str = "info,pingora_core=warn,pingora_proxy=warn,pingora_load_balancing=warn";
+/// Libraries speak up only when something is wrong.
+const DEFAULT_FILTER: &str = "info,pingora_core=warn,pingora_proxy=warn,pingora_load_balancing=warn,tk_encode=warn";
 
 /// Starts logging to standard output. The guard flushes when it is dropped.
 pub fn init(format: Option<Format>) -> WorkerGuard {
