@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 
-use crate::harness::{Act, Client, Piece, Reply, Setup, case_text, client, ms, quantile, repeat_pattern};
+use crate::harness::{Act, Client, Piece, Reply, Setup, Upstream, case_text, client, ms, quantile, repeat_pattern};
 use crate::runner::{Case, case};
 use crate::support::*;
 
@@ -125,7 +125,8 @@ async fn c148() {
 }
 
 async fn c149() {
-    let (a, lb) = one().await;
+    let a = Upstream::start().await;
+    let lb = Setup::m1().replica_with("a", &a.url(), "token_capacity: 10000000").start().await;
     a.replies(|seen| {
         if seen.json()["stream"] == true {
             Reply::new(200, "text/event-stream").events(150, ms(20))
@@ -180,5 +181,4 @@ async fn c149() {
     assert!(quantile(gaps.clone(), 0.99) < ms(220), "events 20 ms apart: p99 {:?}", quantile(gaps, 0.99));
     assert_eq!(lb.books().state("a").await, "open");
     lb.books().settled().await;
-    let _ = Setup::m1;
 }

@@ -129,7 +129,7 @@ async fn c141() {
     let loud = ask("key-normal", &shouting, &marked("loud", r#","priority":-1000"#)).await;
     let number = ask("key-normal", &[("x-weighbridge-priority", "0")], &marked("number", "")).await;
     let lowered = ask("key-high", &[("x-weighbridge-priority", "normal")], &marked("lowered", "")).await;
-    let high = ask("key-high", &[], &marked("high", "")).await;
+    let high = ask("key-high", &[("x-weighbridge-priority", "high")], &marked("high", "")).await;
     assert_eq!(lb.books().waiting().await, 4);
     gate.open();
     for mut client in [first, loud, number, lowered, high] {

@@ -50,6 +50,13 @@ async fn booked(a: &Upstream, lb: &Running, path: &str, body: &[u8]) -> serde_js
     view
 }
 
+/// A replica so slow that nothing of what is booked on it is taken as done meanwhile.
+async fn slow() -> (Upstream, Running) {
+    let a = Upstream::start().await;
+    let lb = Setup::m1().replica_with("a", &a.url(), "tokens_per_sec: 0.01").start().await;
+    (a, lb)
+}
+
 async fn c050() {
     let (a, lb) = one().await;
     let plain = booked(&a, &lb, "/v1/chat/completions", HI).await;
@@ -106,10 +113,9 @@ async fn c052() {
     let answer = lb.chat(&chat(&"x".repeat(128_001), "")).await;
     answer.is_error(400, "context_length_exceeded");
     let message = answer.json()["error"]["message"].as_str().expect("a message").to_owned();
-    assert!(
-        message.contains("128000") && message.contains(&chat_tokens(&"x".repeat(128_001)).to_string()),
-        "{message}"
-    );
+    // Both numbers; the second is a lower bound where counting stopped as soon as it was over the window.
+    let numbers: Vec<u64> = message.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+    assert!(numbers.contains(&128_000) && numbers.iter().any(|n| *n > 128_000), "{message}");
     assert_eq!(a.count(), before);
     lb.books().settled().await;
 }
@@ -147,7 +153,7 @@ async fn c055() {
 }
 
 async fn c056() {
-    let (a, lb) = one().await;
+    let (a, lb) = slow().await;
     let view = booked(&a, &lb, "/v1/completions", &case_bytes("c056-completions.json")).await;
     assert_eq!(view["active_sequences"], 4, "two prompts, two answers each");
     assert_eq!(view["projected_tokens"], 5 + 2 * 2 * 7, "five prompt tokens and four answers of at most seven");
@@ -166,7 +172,7 @@ async fn c056() {
 }
 
 async fn c057() {
-    let (a, lb) = one().await;
+    let (a, lb) = slow().await;
     let view = booked(&a, &lb, "/v1/completions", &case_bytes("c057-completions.json")).await;
     // Each text has the BOS that the tokenizer adds.
     let prompt = (7 + 1) + (5 + 1);
@@ -193,9 +199,11 @@ async fn c058() {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!((64..=3000).contains(&(answer.prompt_tokens() - text)), "{}", answer.prompt_tokens());
     same_bytes(&a.seen()[1].body, big.as_bytes());
-    // By the balancer's own clock, both requests together (a debug build).
+    // By the balancer's own clock, both requests together: the 2.5 MB are read once, as JSON. An optimised build is held
+    // to the case's ten milliseconds each.
     let weighed = lb.books().metric("weighbridge_weigh_seconds_sum", &[]).await;
-    assert!(weighed < 0.1, "{weighed} s of weighing");
+    let limit = if cfg!(debug_assertions) { 0.5 } else { 0.02 };
+    assert!(weighed < limit, "{weighed} s of weighing");
     // The figure is the model's, in the YAML.
     let setup =
         Setup::new().model(&format!("{{name: m1, tokenizer: {}, tokens_per_image: 5000}}", byte_tokenizer().display()));

@@ -33,7 +33,7 @@ async fn c014() {
     let mut client = lb.ask(&case_bytes("c014-request.json")).await;
     let head = client.head().await;
     let mut so_far = Vec::new();
-    while !String::from_utf8_lossy(&so_far).contains("\"stop\"") {
+    while !String::from_utf8_lossy(&so_far).contains("\"finish_reason\":\"") {
         so_far.extend_from_slice(&client.data().await);
     }
     assert_eq!(lb.books().in_flight("a").await, 1, "booked until the end of the stream");

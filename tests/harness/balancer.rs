@@ -280,7 +280,10 @@ impl Running {
             status.is_some()
         })
         .await;
-        status.map(|s| (s, start.elapsed()))
+        let took = start.elapsed();
+        // Its last lines are still on their way.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        status.map(|s| (s, took))
     }
 
     pub fn signal(&self, name: &str) {
