@@ -1,6 +1,7 @@
 //! A file per command.
 
 pub mod check;
+pub mod count;
 pub mod demo;
 mod logging;
 mod notify;
@@ -24,6 +25,7 @@ pub struct Cli {
 enum Command {
     Serve(serve::Args),
     Check(check::Args),
+    Count(count::Args),
 
     Demo(demo::Args),
     Simulate(simulate::Args),
@@ -35,6 +37,7 @@ pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
+        Command::Count(args) => count::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Demo(args) => demo::run(args).map(|()| ExitCode::SUCCESS),
         Command::Simulate(args) => simulate::run(args).map(|()| ExitCode::SUCCESS),
         Command::SimReplica(args) => sim_replica::run(args).map(|()| ExitCode::SUCCESS),
