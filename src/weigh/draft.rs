@@ -165,7 +165,7 @@ fn too_long(window: u64, tokens: u64) -> ApiError {
 /// Reads, renders and splits a request.
 ///
 /// # Errors
-/// `invalid_request` where the template refuses the conversation or the client sent a template;
+/// `invalid_request` where the template refuses the conversation or the request contradicts itself;
 /// `context_length_exceeded` where the prompt's length in bytes proves it.
 pub fn draft(sources: &Sources<'_>, request: &Request, hints: &WeighHints) -> Result<Drafted, ApiError> {
     let read = Form::read(request, sources.model)?;

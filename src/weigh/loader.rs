@@ -18,6 +18,9 @@ const THREADS_MAX: usize = 2;
 /// A source with a chat template in place of its own, or none.
 type SlotKey = (TokenizerSource, Option<PathBuf>);
 
+/// A source's slots, each with the chat template that stands in place of the source's own.
+type SlotsOfSource = Vec<(Option<PathBuf>, Arc<Slot>)>;
+
 /// What a model is weighed with, now.
 #[derive(Debug)]
 pub enum SlotState {
@@ -62,7 +65,7 @@ impl Slots {
     /// load on threads of their own.
     pub fn new(models: &[Model], previous: Option<&Slots>, clock: &WallClock) -> Slots {
         let mut slots: HashMap<SlotKey, Arc<Slot>> = HashMap::new();
-        let mut wanted: HashMap<TokenizerSource, Vec<(Option<PathBuf>, Arc<Slot>)>> = HashMap::new();
+        let mut wanted: HashMap<TokenizerSource, SlotsOfSource> = HashMap::new();
         for model in models {
             let key = (model.tokenizer.clone(), model.chat_template.clone());
             if slots.contains_key(&key) {
@@ -87,7 +90,7 @@ impl Slots {
     }
 }
 
-type Wanted = Vec<(TokenizerSource, Vec<(Option<PathBuf>, Arc<Slot>)>)>;
+type Wanted = Vec<(TokenizerSource, SlotsOfSource)>;
 
 fn load(mut wanted: Wanted, clock: &WallClock) {
     // What needs no reading is ready at once.

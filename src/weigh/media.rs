@@ -188,12 +188,18 @@ pub fn look_at(text: &str) -> (u64, Option<(u32, u32)>) {
     (base64.len() as u64 / 4 * 3, image_size(&head_of(base64)))
 }
 
-/// The first bytes of base64, enough for an image's header (JPEG's may follow a long EXIF block).
+/// Characters of base64 that are decoded: enough for an image's header (JPEG's may follow a long EXIF block).
+const HEAD_CHARS: usize = 88_000;
+
 fn head_of(base64: &str) -> Vec<u8> {
-    const HEAD_CHARS: usize = 88_000;
-    let mut out = Vec::with_capacity(base64.len().min(HEAD_CHARS) / 4 * 3);
-    let (mut bits, mut count) = (0u32, 0);
-    for byte in base64.bytes().take(HEAD_CHARS) {
+    decode_base64(&base64.as_bytes()[..base64.len().min(HEAD_CHARS)])
+}
+
+/// Decodes base64 of either alphabet up to the first character that is none of it.
+pub(crate) fn decode_base64(base64: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(base64.len() / 4 * 3 + 2);
+    let (mut bits, mut count) = (0u32, 0u32);
+    for byte in base64 {
         let six = match byte {
             b'A'..=b'Z' => byte - b'A',
             b'a'..=b'z' => byte - b'a' + 26,
@@ -209,6 +215,11 @@ fn head_of(base64: &str) -> Vec<u8> {
             out.extend_from_slice(&bits.to_be_bytes()[1..]);
             (bits, count) = (0, 0);
         }
+    }
+    match count {
+        2 => out.push((bits >> 4) as u8),
+        3 => out.extend_from_slice(&(bits >> 2).to_be_bytes()[2..]),
+        _ => {}
     }
     out
 }
@@ -273,6 +284,13 @@ mod tests {
         webp.extend([0x1f, 0x03, 0, 0x57, 0x02, 0]);
         assert_eq!(image_size(&webp), Some((800, 600)));
         assert_eq!(image_size(b"\xff\xd8\xff"), None);
+    }
+
+    #[test]
+    fn base64_is_decoded_with_and_without_padding() {
+        for (text, bytes) in [("", ""), ("Zg==", "f"), ("Zm8", "fo"), ("Zm9v", "foo"), ("Zm9vYg==", "foob")] {
+            assert_eq!(decode_base64(text.as_bytes()), bytes.as_bytes());
+        }
     }
 
     #[test]

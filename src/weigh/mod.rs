@@ -3,6 +3,7 @@
 //! Knows nothing of Pingora or sockets, except that a `hub:` tokenizer is downloaded and a `replica` one asked for
 //! over HTTP, each in a file of its own.
 
+pub mod answer;
 pub mod count;
 pub mod draft;
 pub mod estimate;

@@ -390,6 +390,11 @@ impl Weigher {
         &self.cache
     }
 
+    /// The pool that large prompts are counted on.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     /// Whether every tokenizer is loaded or has failed.
     pub fn ready(&self) -> bool {
         self.entries.values().all(|entry| !matches!(&*entry.slot.state(), SlotState::Loading))

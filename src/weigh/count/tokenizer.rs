@@ -81,6 +81,15 @@ pub struct Miss {
     pub key: Option<SegmentKey>,
 }
 
+/// What a segment of a prompt costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentCost<'t> {
+    pub text: &'t str,
+    pub tokens: u64,
+    /// One special token, or several next to each other.
+    pub special: bool,
+}
+
 impl Tokenizer {
     /// Reads a `tokenizer.json` of any version.
     ///
@@ -235,6 +244,29 @@ impl Tokenizer {
     pub fn count_cached(&self, text: &str, cache: &CountCache) -> u64 {
         let plan = self.plan(text, cache);
         plan.known + plan.misses.iter().map(|miss| self.settle(text, miss, cache)).sum::<u64>()
+    }
+
+    /// A text's segments in order with their tokens, and whether each is a special token.
+    pub fn costs<'t>(&self, text: &'t str) -> Vec<SegmentCost<'t>> {
+        let mut costs: Vec<SegmentCost<'t>> = Vec::new();
+        let mut at = 0;
+        self.segments(text, &mut |piece| {
+            if let Piece::Text(segment) = piece {
+                let from = segment.as_ptr() as usize - text.as_ptr() as usize;
+                if from > at {
+                    costs.push(SegmentCost { text: &text[at..from], tokens: 0, special: true });
+                }
+                at = from + segment.len();
+                costs.push(SegmentCost { text: segment, tokens: self.count(segment), special: false });
+            }
+        });
+        if at < text.len() {
+            costs.push(SegmentCost { text: &text[at..], tokens: 0, special: true });
+        }
+        for cost in costs.iter_mut().filter(|cost| cost.special) {
+            cost.tokens = self.count(cost.text);
+        }
+        costs
     }
 
     /// Walks a text's segments in order.

@@ -37,7 +37,9 @@ impl History {
     fn observe(&self, length: u64, percentile: u8) {
         let mut sketch = self.sketch.lock();
         sketch.observe(length);
-        if sketch.len() >= SAMPLES_TRUSTED && (sketch.len() % ANSWERS_PER_CURVE == 0 || self.curve.load().is_none()) {
+        if sketch.len() >= SAMPLES_TRUSTED
+            && (sketch.len().is_multiple_of(ANSWERS_PER_CURVE) || self.curve.load().is_none())
+        {
             self.curve.store(Some(Arc::new(sketch.curve(percentile))));
         }
     }

@@ -132,24 +132,4 @@ impl OutputCaps {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_remains_is_read_between_the_tail_s_points() {
-        let tail = Arc::from([(0, 100.0), (100, 80.0), (200, 200.0)]);
-        let estimate = OutputEstimate { tail, ..OutputEstimate::exact(100) };
-        assert_eq!(estimate.remaining(0), 100.0);
-        assert_eq!(estimate.remaining(50), 90.0);
-        assert_eq!(estimate.remaining(150), 140.0);
-        assert_eq!(estimate.remaining(5000), 200.0);
-    }
-
-    #[test]
-    fn an_exact_answer_has_nothing_left_at_its_end() {
-        let estimate = OutputEstimate::exact(40);
-        assert_eq!(estimate.remaining(10), 30.0);
-        assert_eq!(estimate.remaining(40), 0.0);
-        assert_eq!(estimate.remaining(41), 0.0);
-    }
-}
+mod tests;

@@ -81,7 +81,8 @@ impl Form {
     /// Reads a request.
     ///
     /// # Errors
-    /// `invalid_request` for a template sent by a client, and for switches that contradict each other.
+    /// `invalid_request` for switches that contradict each other. (A template sent by a client was refused when the
+    /// request was parsed.)
     pub fn read(request: &Request, model: &Model) -> Result<Form, ApiError> {
         let form = match request.endpoint {
             Endpoint::ChatCompletions => Self::chat(request, model)?,
@@ -103,13 +104,6 @@ impl Form {
     }
 
     fn chat(request: &Request, model: &Model) -> Result<Form, ApiError> {
-        if raw(request, "chat_template").is_some() {
-            return Err(ApiError::new(
-                ErrorCode::InvalidRequest,
-                "chat_template is not accepted in a request; the model's own template is used",
-            )
-            .param("chat_template"));
-        }
         let add_generation_prompt = flag(request, "add_generation_prompt");
         let continue_final_message = flag(request, "continue_final_message").unwrap_or(false);
         if continue_final_message && add_generation_prompt == Some(true) {
@@ -125,13 +119,6 @@ impl Form {
         let mut kwargs: Vec<(Value, Value)> = Vec::new();
         if let Some(Ok(sent)) = raw(request, "chat_template_kwargs").map(from_json) {
             for (name, value) in Entries::of(&sent).0 {
-                if name.as_str() == Some("chat_template") {
-                    return Err(ApiError::new(
-                        ErrorCode::InvalidRequest,
-                        "chat_template is not accepted in chat_template_kwargs; the model's own template is used",
-                    )
-                    .param("chat_template_kwargs"));
-                }
                 if name.as_str().is_some_and(|name| !KWARGS_KEPT_OUT.contains(&name)) {
                     kwargs.push((name, value));
                 }
