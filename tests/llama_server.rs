@@ -104,9 +104,9 @@ fn mixed(n: u64) -> (&'static str, Value) {
         body["messages"] = json!([{"role": "user", "content": text}]);
         "/v1/chat/completions"
     };
-    if n % 2 == 0 {
+    if n.is_multiple_of(2) {
         body["stream"] = json!(true);
-        if n % 4 == 0 {
+        if n.is_multiple_of(4) {
             body["stream_options"] = json!({"include_usage": true});
         }
     }

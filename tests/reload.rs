@@ -68,7 +68,7 @@ fn fifty_reloads_under_load_fail_no_request_and_cut_no_stream() {
             // Replicas come, go and change; two are always there.
             let mut yaml = String::new();
             for (i, url) in urls.iter().enumerate() {
-                if i < 2 || (n + i as u64) % 3 != 0 {
+                if i < 2 || !(n + i as u64).is_multiple_of(3) {
                     let rate = 1000 + 100 * ((n + i as u64) % 5);
                     yaml.push_str(&format!("  - {{id: r{i}, url: \"{url}\", model: m1, max_context_tokens: 131072, tokens_per_sec: {rate}}}\n"));
                 }

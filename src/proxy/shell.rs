@@ -210,6 +210,11 @@ impl ProxyHttp for Shell {
         true
     }
 
+    fn suppress_proxy_warn_log(&self, _: &Session, _: &Ctx, _: &Error, _: pingora_proxy::ProxyWarnLogContext) -> bool {
+        // Its text may quote what a replica sent; retries are counted by cause instead.
+        true
+    }
+
     fn request_summary(&self, _session: &Session, ctx: &Ctx) -> String {
         // Pingora's own would print the request line; paths are harmless, but nothing of a client's text is needed.
         format!("request {}", ctx.request_id)
