@@ -50,6 +50,26 @@ load: build ## oha against four simulated replicas of unequal speed: least-token
 	@scripts/need.sh load
 	python3 benches/load.py --binary $(BINARY) $(LOAD_ARGS)
 
+SECONDS ?= 600
+SEED ?= 1
+.PHONY: chaos
+chaos: ## ten minutes of everything going wrong at once, over real sockets (SECONDS=, SEED=)
+	@scripts/need.sh test
+	WEIGHBRIDGE_CHAOS_SECONDS=$(SECONDS) WEIGHBRIDGE_CHAOS_SEED=$(SEED) cargo test --locked --test chaos -- --nocapture
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for a minute, from a corpus of the field cases
+	@scripts/need.sh fuzz
+	fuzz/run 60
+
+.PHONY: nightly
+nightly: test chaos templates fuzz deny ## all of it
+
+.PHONY: templates
+templates: ## templates and counts of six model families against Python's transformers (installs 300 MB)
+	@scripts/need.sh test
+	tests/templates/run.sh $(CACHE)/templates
+
 .PHONY: deny
 deny: ## licences, bans and sources of every dependency
 	@scripts/need.sh deny

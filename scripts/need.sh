@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what this machine lacks for a task, and says what it does: scripts/need.sh build|test|load|deb|deny ...
+# Installs what this machine lacks for a task, and says what it does: scripts/need.sh build|test|load|fuzz|deb|deny ...
 #
 # Assumed: Debian or a relative, a Rust toolchain, python3 with pip. As root missing packages are installed; as another
 # user they are named, with the command that installs them. Tools that Cargo builds go into a cache of our own.
@@ -82,9 +82,14 @@ need_test() {
 
 need_load() { need_build; cargo_need oha oha 1.16.0; }
 need_deb() { need_build; cargo_need cargo-deb cargo-deb 3.8.0; }
+need_fuzz() {
+  need_build
+  have c++ || apt_need g++
+  cargo_need cargo-fuzz cargo-fuzz 0.13.2
+}
 need_deny() { need_build; cargo_need cargo-deny cargo-deny 0.20.2; }
 
-[ $# -gt 0 ] || fail "usage: scripts/need.sh build|test|load|deb|deny ..."
+[ $# -gt 0 ] || fail "usage: scripts/need.sh build|test|load|fuzz|deb|deny ..."
 for task in "$@"; do
   declare -F "need_$task" >/dev/null || fail "unknown task: $task"
   "need_$task"
