@@ -93,8 +93,11 @@ struct Row {
 fn compare(options: &Options) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let upstream = process::upstream(options.events_per_second)?;
-    let ours =
-        if options.noise { process::bare(&upstream)? } else { process::weighbridge(&upstream, &options.tokenizer)? };
+    let ours = if options.noise {
+        process::bare(&upstream)?
+    } else {
+        process::weighbridge(&upstream, &options.tokenizer, env!("CARGO_BIN_EXE_weighbridge").as_ref(), 1)?
+    };
     let proxies = [process::bare(&upstream)?, ours];
     for proxy in &proxies {
         runtime.block_on(driver::wait_for_answer(proxy.address))?;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -13,15 +14,22 @@ use tempfile::TempDir;
 pub struct Proxy {
     pub name: &'static str,
     pub address: SocketAddr,
+    /// Where its books are read; the yardstick has none.
+    pub admin: Option<SocketAddr>,
     process: Process,
     /// Holds its configuration while it runs.
     _files: Option<TempDir>,
 }
 
 impl Proxy {
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
     /// User and system time of all its threads so far.
     pub fn cpu(&self) -> Result<Duration> {
-        let path = format!("/proc/{}/stat", self.process.0.id());
+        let path = format!("/proc/{}/stat", self.pid());
         let stat = fs::read_to_string(&path).with_context(|| format!("{} has died", self.name))?;
         // The command's name may hold spaces; fields are counted from its closing bracket. utime and stime are the
         // 14th and 15th of proc(5), in ticks that Linux fixes at 100 a second for every program.
@@ -67,11 +75,11 @@ pub fn bare(upstream: &Upstream) -> Result<Proxy> {
     let process = start(
         Command::new(std::env::current_exe()?).arg("bare").arg(address.to_string()).arg(upstream.address.to_string()),
     )?;
-    Ok(Proxy { name: "bare", address, process, _files: None })
+    Ok(Proxy { name: "bare", address, admin: None, process, _files: None })
 }
 
 /// Starts the real binary, as a user would run it: everything at its default but the number of threads.
-pub fn weighbridge(upstream: &Upstream, tokenizer: &str) -> Result<Proxy> {
+pub fn weighbridge(upstream: &Upstream, tokenizer: &str, binary: &Path, threads: usize) -> Result<Proxy> {
     let tokenizer = fs::canonicalize(tokenizer).with_context(|| format!("tokenizer directory {tokenizer}"))?;
     let (address, admin) = (free_address()?, free_address()?);
     let files = tempfile::tempdir()?;
@@ -89,13 +97,9 @@ pub fn weighbridge(upstream: &Upstream, tokenizer: &str) -> Result<Proxy> {
         ),
     )?;
     let process = start(
-        Command::new(env!("CARGO_BIN_EXE_weighbridge"))
-            .arg("serve")
-            .arg("--config")
-            .arg(&config)
-            .args(["--threads", "1"]),
+        Command::new(binary).arg("serve").arg("--config").arg(&config).args(["--threads", &threads.to_string()]),
     )?;
-    Ok(Proxy { name: "weighbridge", address, process, _files: Some(files) })
+    Ok(Proxy { name: "weighbridge", address, admin: Some(admin), process, _files: Some(files) })
 }
 
 fn start(command: &mut Command) -> Result<Process> {
