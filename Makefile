@@ -63,12 +63,19 @@ fuzz: ## every fuzz target for a minute, from a corpus of the field cases
 	fuzz/run 60
 
 .PHONY: nightly
-nightly: test chaos templates fuzz deny ## all of it
+nightly: test chaos soak templates fuzz deny ## all of it
 
 .PHONY: templates
 templates: ## templates and counts of six model families against Python's transformers (installs 300 MB)
 	@scripts/need.sh test
 	tests/templates/run.sh $(CACHE)/templates
+
+SOAK_SECONDS ?= 900
+
+.PHONY: soak
+soak: ## fifteen minutes of ordinary churn on a release build: memory flat, nothing booked, no descriptor kept
+	@scripts/need.sh build
+	WEIGHBRIDGE_SOAK_SECONDS=$(SOAK_SECONDS) cargo test --release --locked --test soak -- --nocapture
 
 .PHONY: deny
 deny: ## licences, bans and sources of every dependency

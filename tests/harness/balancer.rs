@@ -193,9 +193,10 @@ pub fn replica_yaml(id: &str, url: &str, extra: &str) -> String {
     line
 }
 
-/// The binary under test.
+/// The binary under test: this build's, or the one that `WEIGHBRIDGE_BINARY` names.
 pub fn binary() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weighbridge"));
+    let path = std::env::var_os("WEIGHBRIDGE_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_weighbridge").into());
+    let mut command = Command::new(path);
     command.stdin(Stdio::null());
     command
 }
@@ -292,6 +293,11 @@ impl Running {
 
     pub fn log(&self) -> String {
         self.logs.lock().join("\n")
+    }
+
+    /// Drops the log so far: of a long run it would be all memory there is.
+    pub fn forget_log(&self) {
+        self.logs.lock().clear();
     }
 
     /// Waits until a line with this text is logged.
