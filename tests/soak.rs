@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::client::End;
-use harness::{Client, Piece, Running, Setup, Sim, ms, run, within};
+use harness::{Act, Client, Piece, Reply, Running, Setup, Sim, Upstream, ms, run, within};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -115,6 +115,35 @@ fn a_day_of_churn_leaves_memory_flat_and_nothing_booked() {
         let closed =
             within(Duration::from_secs(15), async || lb.descriptors() <= descriptors + DESCRIPTORS_SLACK).await;
         assert!(closed, "{} descriptors, {descriptors} at the start", lb.descriptors());
+    });
+}
+
+#[test]
+fn a_large_request_is_not_kept_while_its_answer_streams() {
+    const STREAMS: u64 = 60;
+    const BODY_BYTES: u64 = 1 << 20;
+    run(async {
+        let replica = Upstream::start().await;
+        replica.plays(Reply::new(200, "text/event-stream").events(2, Duration::ZERO).act(Act::Hang));
+        let lb = Setup::m1().replica("r0", &replica.url()).start().await;
+        // No tokens, but bytes that have to be forwarded.
+        let body = format!(
+            r#"{{"model":"m1","stream":true,"messages":[{{"role":"user","content":"hi"}}],"unknown":"{}"}}"#,
+            "x".repeat(BODY_BYTES as usize)
+        );
+        let mut open = Vec::new();
+        let mut before = 0;
+        for n in 0..STREAMS + 1 {
+            let mut client = lb.ask(body.as_bytes()).await;
+            assert_eq!(client.head().await.status, 200);
+            client.data().await;
+            open.push(client);
+            if n == 0 {
+                before = lb.rss();
+            }
+        }
+        let grown = lb.rss().saturating_sub(before);
+        assert!(grown < STREAMS * BODY_BYTES / 2, "{STREAMS} streams keep {grown} bytes");
     });
 }
 

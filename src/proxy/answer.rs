@@ -33,7 +33,7 @@ pub fn header(running: &Arc<Running>, header: &mut ResponseHeader, ctx: &mut Ctx
     let Some(epoch) = ctx.epoch.clone() else { return Ok(()) };
     let Some(endpoint) = ctx.endpoint else { return Ok(()) };
     let Some(exchange) = &mut ctx.exchange else { return Ok(()) };
-    exchange.header_forwarded = true;
+    exchange.answer_begins();
     exchange.upstream_status = Some(status);
     let content_type = header.headers.get(header::CONTENT_TYPE).map(|v| v.as_bytes());
     exchange.sse = content_type.is_some_and(is_event_stream);

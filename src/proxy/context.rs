@@ -85,6 +85,8 @@ pub struct Exchange {
     pub request: Option<Request>,
     pub edits: Edits,
     pub body: RequestBody,
+    /// This attempt has taken the whole of it.
+    pub body_sent: bool,
     pub stream: bool,
     pub hide_usage: bool,
     pub reservation: Option<Reservation>,
@@ -140,6 +142,7 @@ impl Exchange {
             request: None,
             edits: Edits::default(),
             body,
+            body_sent: false,
             hide_usage: false,
             reservation: Some(reservation),
             tried: Vec::new(),
@@ -164,6 +167,16 @@ impl Exchange {
         }
     }
 
+    /// The answer's header goes to the client: what was kept for another attempt is not needed any more. Prompts are
+    /// megabytes and answers take minutes.
+    pub fn answer_begins(&mut self) {
+        self.header_forwarded = true;
+        if self.body_sent {
+            self.body = RequestBody::Spent;
+            self.request = None;
+        }
+    }
+
     /// Makes the body fit the replica of the reservation: engines differ in what they understand.
     pub fn refit(&mut self) {
         let (Some(request), Some(reservation)) = (&self.request, &self.reservation) else { return };
@@ -185,6 +198,8 @@ pub enum RequestBody {
     Whole(Bytes),
     /// Not buffered: passes as it comes.
     Streamed,
+    /// Sent whole, and the answer has begun: no other attempt can need it.
+    Spent,
 }
 
 impl std::fmt::Debug for Exchange {

@@ -109,6 +109,7 @@ impl ProxyHttp for Shell {
         let mut exchange = ctx.exchange.take().ok_or_else(|| internal("a request without an exchange"))?;
         let written = upstream::request_header(session, header, ctx, &mut exchange, &self.tls);
         exchange.sent_at = Some(self.running.clock.now());
+        exchange.body_sent = false;
         exchange.error_head.clear();
         if let Some(reservation) = &mut exchange.reservation {
             reservation.sent();
@@ -127,11 +128,15 @@ impl ProxyHttp for Shell {
         end_of_stream: bool,
         ctx: &mut Ctx,
     ) -> Result<()> {
-        if let Some(exchange) = &ctx.exchange
-            && let RequestBody::Whole(whole) = &exchange.body
-        {
-            // `None` would end the body; an empty piece in the middle is swallowed.
-            *body = Some(if end_of_stream { whole.clone() } else { Bytes::new() });
+        let Some(exchange) = &mut ctx.exchange else { return Ok(()) };
+        // `None` would end the body; an empty piece in the middle is swallowed.
+        match &exchange.body {
+            RequestBody::Whole(whole) if end_of_stream => {
+                *body = Some(whole.clone());
+                exchange.body_sent = true;
+            }
+            RequestBody::Whole(_) | RequestBody::Spent => *body = Some(Bytes::new()),
+            RequestBody::Streamed => {}
         }
         Ok(())
     }
