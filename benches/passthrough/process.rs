@@ -14,7 +14,8 @@ use tempfile::TempDir;
 pub struct Proxy {
     pub name: &'static str,
     pub address: SocketAddr,
-    /// Where its books are read; the yardstick has none.
+    /// Where its books are read (by the streams benchmark); the yardstick has none.
+    #[allow(dead_code, reason = "not every benchmark reads books")]
     pub admin: Option<SocketAddr>,
     process: Process,
     /// Holds its configuration while it runs.
