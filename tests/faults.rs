@@ -99,7 +99,12 @@ fn two_of_four_replicas_killed_in_mid_traffic_cost_only_what_had_begun() {
         }
         let broken = tally.get(&Fate::Broken).copied().unwrap_or(0);
         assert!(broken <= running + 8, "{broken} broken, {running} were running: {tally:?}");
-        assert!(!tally.keys().any(|f| matches!(f, Fate::Error(_))), "what had not begun succeeds elsewhere: {tally:?}");
+        // A request whose second replica died in the same instant as its first has had its one repetition: a death
+        // before the header is repeated once, for the engine may have begun.
+        let twice = tally.get(&Fate::Error(502)).copied().unwrap_or(0);
+        assert!(twice <= 2, "{twice} died with both: {tally:?}");
+        let lost = tally.keys().any(|f| matches!(f, Fate::Error(status) if *status != 502));
+        assert!(!lost, "what had not begun succeeds elsewhere: {tally:?}");
         let late = fates_so_far
             .iter()
             .filter(|(_, f, _)| *f == Fate::Broken)

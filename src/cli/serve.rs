@@ -36,6 +36,8 @@ pub struct Args {
 
 /// The balancer's tick: queues are served on every release too, so this bounds only expiry and decay.
 const TICK: Duration = Duration::from_millis(20);
+/// How often histories are saved.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// How long an upgrade waits for its tokenizers before it takes the listeners.
 const UPGRADE_WARM_UP: Duration = Duration::from_secs(60);
 
@@ -102,6 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
     });
     ops.spawn(tick(running.clone()));
+    ops.spawn(keep_histories(running.clone()));
     ops.spawn(reload_on_hangup(reload.clone()));
     ops.spawn(super::successor::start_when_asked());
     ops.spawn(tell_of_stop());
@@ -170,6 +173,17 @@ async fn tick(running: Arc<Running>) {
     loop {
         interval.tick().await;
         running.balancer.tick();
+    }
+}
+
+/// Saves the histories every so often: a process that is killed loses no more than that.
+async fn keep_histories(running: Arc<Running>) {
+    loop {
+        tokio::time::sleep(SAVE_EVERY).await;
+        let running = running.clone();
+        if let Err(e) = tokio::task::spawn_blocking(move || running.save_histories()).await {
+            tracing::error!(error = %e, "saving histories broke off");
+        }
     }
 }
 

@@ -104,7 +104,7 @@ pub async fn admit(running: &Arc<Running>, session: &mut Session, ctx: &mut Ctx)
     ctx.model = Some(entry.model.clone());
     let window = running.balancer.window(&entry.model.name);
     let engine = running.engine(&entry.model.name);
-    if let Some(answer) = super::counting::answer(&epoch, &entry, &request, engine, window)? {
+    if let Some(answer) = epoch.weigher.answer_here(&entry.model.name, &request, engine, window)? {
         ctx.answered_here = true;
         return Ok(Next::Answer(answer));
     }

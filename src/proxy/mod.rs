@@ -9,7 +9,6 @@ mod answer;
 mod body;
 mod connections;
 mod context;
-mod counting;
 mod edge;
 mod finish;
 mod models;

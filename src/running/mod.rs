@@ -74,6 +74,7 @@ impl Running {
         let balancer = Balancer::new(settings.clone(), clock.clone(), seed);
         balancer.apply(settings, &config.replicas);
         let histories = Arc::new(Histories::default());
+        histories.load(&config.models);
         let weigher = Weigher::new(&config, histories.clone(), None, clock.clone());
         let quotas = Quotas::new(&config.tenants, clock.now());
         let metrics = Arc::new(Metrics::new());
@@ -139,8 +140,17 @@ impl Running {
         }
     }
 
+    /// Writes what was learned of answer lengths, so that a restart does not begin anew. Blocking.
+    pub fn save_histories(&self) {
+        if let Err(e) = self.histories.save(&self.epoch().config.models) {
+            tracing::warn!(error = %e, "histories of answer lengths were not saved");
+        }
+    }
+
     /// The process ends now: what was learned is written.
-    pub fn on_exit(&self) {}
+    pub fn on_exit(&self) {
+        self.save_histories();
+    }
 
     /// The listeners are bound.
     pub fn set_listening(&self) {

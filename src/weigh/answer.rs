@@ -1,50 +1,52 @@
-//! Answers to `POST /tokenize` and `POST /v1/messages/count_tokens`, made by the balancer itself.
+//! Answers to `POST /tokenize` and `POST /v1/messages/count_tokens`, made by the balancer itself where it has the model's
+//! own tokenizer: they need no replica, so they answer while all replicas are full. Otherwise the engine is asked, as for
+//! any other path.
 
 use bytes::Bytes;
 use serde_json::json;
 
-use super::draft::render;
+use super::draft::{self, Draft, Drafted, Sources, render};
 use super::prompt::{Form, form};
 use super::source::Loaded;
 use super::template::RenderError;
 use super::weigher::{WeighHints, Weigher};
-use crate::config::Model;
-use crate::units::ModelName;
-use crate::wire::{ApiError, ErrorCode, Request};
+use crate::config::{Engine, Model};
+use crate::units::{ModelName, Tokens};
+use crate::wire::{ApiError, Endpoint, ErrorCode, Request};
+
+/// Larger bodies go to an engine: so much text is encoded here without holding others up (some milliseconds at worst).
+const BODY_BYTES_MAX: usize = 64 * 1024;
 
 impl Weigher {
-    /// The body of a 200 to `POST /tokenize`: vLLM's shape for `prompt` or `messages`, llama.cpp's for `content`.
-    /// Takes as long as tokenizing does: for long texts, off the event loop.
+    /// The answer's body; `None` where the request is to be forwarded.
     ///
     /// # Errors
-    /// `invalid_request` where the request has none of these members, or the template refuses the conversation;
-    /// `no_replica` while the model has no tokenizer here (the caller may let a replica answer).
-    pub fn tokenize_answer(&self, model: &ModelName, request: &Request, hints: &WeighHints) -> Result<Bytes, ApiError> {
-        let Some((config, loaded)) = self.loaded(model) else { return Err(no_tokenizer()) };
-        let Some(tokenizer) = loaded.tokenizer() else { return Err(no_tokenizer()) };
-        let (text, added) = rendered(&config, &loaded, request, hints)?;
-        let ids = tokenizer
-            .ids(&text, added)
-            .map_err(|e| ApiError::new(ErrorCode::InvalidRequest, format!("the text cannot be tokenized: {e}")))?;
-        let body = if form::raw(request, "content").is_some() {
-            if form::flag(request, "with_pieces") == Some(true) {
-                let pieces = tokenizer.token_texts(&ids);
-                let tokens: Vec<_> =
-                    ids.iter().zip(pieces).map(|(id, piece)| json!({"id": id, "piece": piece})).collect();
-                json!({"tokens": tokens})
-            } else {
-                json!({"tokens": ids})
-            }
-        } else {
-            let texts = (form::flag(request, "return_token_strs") == Some(true)).then(|| tokenizer.token_texts(&ids));
-            json!({
-                "count": ids.len(),
-                "max_model_len": hints.window.map_or(0, |window| window.0),
-                "tokens": ids,
-                "token_strs": texts,
-            })
+    /// `invalid_request` where the template refuses the conversation.
+    pub fn answer_here(
+        &self,
+        name: &ModelName,
+        request: &Request,
+        engine: Engine,
+        window: Option<Tokens>,
+    ) -> Result<Option<Bytes>, ApiError> {
+        let counting = matches!(request.endpoint, Endpoint::Tokenize | Endpoint::CountTokens);
+        if !counting || request.body.len() > BODY_BYTES_MAX {
+            return Ok(None);
+        }
+        let Some((model, loaded)) = self.loaded(name) else { return Ok(None) };
+        let cache = self.cache();
+        let sources = Sources { model: &model, loaded: Some(&loaded), cache };
+        let hints = WeighHints { engine, ..WeighHints::default() };
+        let Drafted::Draft(draft) = draft::draft(&sources, request, &hints)? else { return Ok(None) };
+        // What pictures cost is known exactly by the engine alone.
+        if draft.media_tokens > 0 {
+            return Ok(None);
+        }
+        let answer = match request.endpoint {
+            Endpoint::CountTokens => Some(json!({"input_tokens": draft.count(cache)?.tokens})),
+            _ => tokens(&draft, request, window),
         };
-        Ok(Bytes::from(body.to_string()))
+        Ok(answer.map(|answer| Bytes::from(answer.to_string())))
     }
 
     /// The text an engine makes of a request, where it is one text and its tokenizer is loaded.
@@ -52,22 +54,20 @@ impl Weigher {
         let (config, loaded) = self.loaded(model)?;
         rendered(&config, &loaded, request, hints).ok().map(|(text, _)| text)
     }
+}
 
-    /// The body of a 200 to `POST /v1/messages/count_tokens`.
-    ///
-    /// # Errors
-    /// As [`Weigher::weigh`].
-    pub async fn count_tokens_answer(
-        &self,
-        model: &ModelName,
-        request: &Request,
-        hints: &WeighHints,
-    ) -> Result<Bytes, ApiError> {
-        // A count is asked for here, whatever its size; a window refuses nothing.
-        let hints = WeighHints { window: None, ..hints.clone() };
-        let weight = self.weigh(model, request, &hints).await?;
-        Ok(Bytes::from(json!({"input_tokens": weight.prompt.tokens.0}).to_string()))
+/// A text's token ids, in the shape of the engine that the request's own shape is of.
+fn tokens(draft: &Draft, request: &Request, window: Option<Tokens>) -> Option<serde_json::Value> {
+    let [prompt] = draft.prompts.as_slice() else { return None };
+    let ids = draft.tokenizer.ids(&prompt.text, prompt.added > 0).ok()?;
+    if form::raw(request, "prompt").is_none() && form::raw(request, "messages").is_none() {
+        // llama.cpp's: the text is in `content`. Its pieces, and special tokens read as plain text, are its own affair.
+        let own =
+            form::flag(request, "with_pieces") == Some(true) || form::flag(request, "parse_special") == Some(false);
+        return (!own).then(|| json!({"tokens": ids}));
     }
+    let texts = (form::flag(request, "return_token_strs") == Some(true)).then(|| draft.tokenizer.token_texts(&ids));
+    Some(json!({"count": ids.len(), "max_model_len": window, "tokens": ids, "token_strs": texts}))
 }
 
 /// The one text of a request as the engine sees it, and whether the tokenizer's own tokens go around it.

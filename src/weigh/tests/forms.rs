@@ -112,20 +112,18 @@ fn truncation_that_the_client_asks_for_bounds_the_prompt() {
     assert_eq!(weight.unwrap().prompt.tokens.0, 2);
 }
 
-#[tokio::test]
-async fn tokenize_and_count_tokens_are_answered_in_each_engine_s_shape() {
+#[test]
+fn tokenize_and_count_tokens_are_answered_in_each_engine_s_shape() {
     let weigher = smollm2();
     let name = ModelName::from("m1");
-    let hints = WeighHints { window: Some(Tokens(2048)), engine: Engine::Vllm, ..WeighHints::default() };
+    let here = |request: &Request| weigher.answer_here(&name, request, Engine::Vllm, Some(Tokens(2048))).unwrap();
     let answer = |body: &'static str| -> serde_json::Value {
-        let answer = weigher.tokenize_answer(&name, &request(Endpoint::Tokenize, body), &hints).unwrap();
-        serde_json::from_slice(&answer).unwrap()
+        serde_json::from_slice(&here(&request(Endpoint::Tokenize, body)).unwrap()).unwrap()
     };
     let vllm = answer(r#"{"model":"m1","prompt":"Hi","return_token_strs":true}"#);
     assert_eq!(vllm, serde_json::json!({"count": 1, "max_model_len": 2048, "tokens": [26843], "token_strs": ["Hi"]}));
     assert_eq!(answer(r#"{"content":"Hi"}"#), serde_json::json!({"tokens": [26843]}));
     assert_eq!(answer(r#"{"messages":[{"role":"user","content":"Hi"}]}"#)["count"], 31);
     let count = request(Endpoint::CountTokens, r#"{"messages":[{"role":"user","content":"Hi"}]}"#);
-    let counted = weigher.count_tokens_answer(&name, &count, &hints).await.unwrap();
-    assert_eq!(&counted[..], br#"{"input_tokens":31}"#);
+    assert_eq!(&here(&count).unwrap()[..], br#"{"input_tokens":31}"#);
 }
