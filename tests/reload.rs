@@ -56,7 +56,11 @@ fn fifty_reloads_under_load_fail_no_request_and_cut_no_stream() {
                             Ok(answer) if answer.status == 200 => {
                                 served.fetch_add(1, Ordering::Relaxed);
                             }
-                            other => failed.push(format!("{other:?}")),
+                            // Whatever it was, this connection is not to be trusted any more.
+                            other => {
+                                failed.push(format!("{other:?}"));
+                                client = Client::connect(address).await;
+                            }
                         }
                     }
                     failed

@@ -175,6 +175,12 @@ impl Fleet {
         said && self.members.load().values().all(|m| m.state().2)
     }
 
+    /// Where a request that is booked on a replica goes; known as long as the replica has anything to finish, although
+    /// a reload may have removed it since the request was booked.
+    pub fn address_of(&self, replica: &Replica) -> Option<SocketAddr> {
+        self.checks.directory.address(replica)
+    }
+
     /// A replica's resolved address; `None` while its host has none.
     pub fn address(&self, id: &ReplicaId) -> Option<SocketAddr> {
         self.members.load().get(id)?.address.load().as_deref().copied()

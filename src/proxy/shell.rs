@@ -96,7 +96,7 @@ impl ProxyHttp for Shell {
         let reservation =
             exchange.reservation.as_ref().ok_or_else(|| internal("a request goes out without a reservation"))?;
         exchange.replica = Some(reservation.replica().id().clone());
-        let address = self.running.fleet().and_then(|fleet| fleet.address(reservation.replica().id()));
+        let address = self.running.fleet().and_then(|fleet| fleet.address_of(reservation.replica()));
         upstream::peer(reservation.replica(), address, &epoch.config.limits, &self.tls)
     }
 
