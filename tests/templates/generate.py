@@ -42,6 +42,8 @@ FAMILIES = {
     "gemma3": ("gemma3", None),
 }
 COMMITTED = ["qwen3", "gpt-oss", "mistral"]
+# Families whose templates loop over content. For the others engines join the parts' texts before they render.
+PARTS = ["mistral", "gemma3"]
 
 
 def run(*command, **kwargs):
@@ -199,7 +201,11 @@ def truth(cache, family, asks):
     lines = []
     for ask in asks:
         switches = dict(ask)
-        messages, tools = switches.pop("messages"), switches.pop("tools", None)
+        messages, tools = [dict(m) for m in switches.pop("messages")], switches.pop("tools", None)
+        if family not in PARTS:
+            for message in messages:
+                if isinstance(message["content"], list):
+                    message["content"] = "\n".join(part["text"] for part in message["content"])
         kwargs = switches.pop("chat_template_kwargs", {})
         switches.setdefault("add_generation_prompt", True)
         try:

@@ -34,7 +34,7 @@ fn model() -> Model {
         chat_template: None,
         output: OutputSettings::default(),
         tokens_per_image: Tokens(765),
-        content_format: ContentFormat::Parts,
+        content_format: ContentFormat::Auto,
         tools_with_choice_none: true,
     }
 }

@@ -18,7 +18,8 @@ pub enum Dialect {
     Vllm,
     /// llama.cpp's server: a final assistant message is continued.
     LlamaCpp,
-    /// `transformers` itself, as the exactness tests compare with it: messages as sent.
+    /// `transformers` itself, as the exactness tests compare with it: messages as sent, but for lists of parts where a
+    /// template prints text, which no engine hands on.
     Transformers,
 }
 
@@ -69,7 +70,7 @@ fn content_value(content: Content, parts: bool, role: &str, dialect: Dialect) ->
         Content::Text(text) if wraps && role != "tool" => Some(Value::from(vec![text_part(text)])),
         Content::Text(text) => Some(text),
         Content::Other(value) => Some(value),
-        Content::Parts(list) if as_sent && !list.iter().any(|part| matches!(part, Part::Media(_))) => {
+        Content::Parts(list) if as_sent && parts && !list.iter().any(|part| matches!(part, Part::Media(_))) => {
             Some(Value::from(list.into_iter().map(sent_part).collect::<Vec<_>>()))
         }
         Content::Parts(list) => {
