@@ -17,7 +17,7 @@ use crate::units::Time;
 use super::events::TrafficEvent;
 pub use super::state::State;
 
-/// Back-off after an overload answer that names no time: long enough for a queue to move, short enough to miss little.
+/// Back-off after an overload answer that names no time, or a connection that failed: long enough for a queue to move, short enough to miss little.
 const BACK_OFF: Duration = Duration::from_secs(1);
 
 /// The longest back-off an engine may ask for; past it its own restart is likelier than its patience.
@@ -374,6 +374,10 @@ impl Machine {
             }
             TrafficEvent::ConnectFailed | TrafficEvent::DiedBeforeHeader => {
                 effect.probe_now = true;
+                // Until that probe has told, others are the better choice; a refused connection is rarely the last.
+                if *event == TrafficEvent::ConnectFailed {
+                    effect.back_off_until = Some(now.after(BACK_OFF));
+                }
                 self.silent = self.silent.saturating_add(1);
                 self.failed("connections fail", now, may_eject);
             }
@@ -382,7 +386,10 @@ impl Machine {
                 self.failed("no first byte within its limit", now, may_eject);
             }
             TrafficEvent::DiedMidStream | TrafficEvent::StreamStalled | TrafficEvent::StreamError => {
-                effect.probe_now = matches!(event, TrafficEvent::DiedMidStream);
+                if *event == TrafficEvent::DiedMidStream {
+                    effect.probe_now = true;
+                    effect.back_off_until = Some(now.after(BACK_OFF));
+                }
                 self.broken = self.broken.saturating_add(1);
                 self.failed("answers break off", now, may_eject);
             }

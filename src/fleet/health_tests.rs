@@ -232,6 +232,16 @@ fn overload_backs_off_that_replica_and_is_never_illness() {
     assert_eq!(b.gate(), Gate::Open);
 }
 
+#[test]
+fn a_refused_or_broken_connection_sends_others_elsewhere_until_a_probe_has_told() {
+    for event in [TrafficEvent::ConnectFailed, TrafficEvent::DiedMidStream] {
+        let mut b = Bench::open();
+        let effect = b.sees(event);
+        assert_eq!(effect, Effect { back_off_until: Some(b.now.after(BACK_OFF)), probe_now: true });
+        assert_eq!(b.gate(), Gate::Open);
+    }
+}
+
 /// c109
 #[test]
 fn warm_up_requests_go_before_users_and_again_after_an_illness() {
