@@ -13,10 +13,13 @@ use super::pool::Pool;
 use super::queue::{self, Line, Place, Waiting};
 use super::reservation::Reservation;
 
-/// How many waiting requests one look at the queue tries to place before it gives up: the first in turn, and a few
-/// that may be small enough to fit beside what the first does not fit.
+/// How many waiting requests one look at the queue considers: the first in turn, and those behind it that may be small
+/// enough to fit beside what the first does not fit.
+const CONSIDERED_PER_LOOK: usize = 32;
+/// How many of them are tried. What is no smaller than one that did not fit is not.
 const TRIED_PER_LOOK: usize = 8;
-/// For so long others may pass a request that is first in turn and does not fit. Then what becomes free is kept for it.
+/// For so long others may pass a request that is first in turn and does not fit. Then a replica is kept for it: if all
+/// were, the fleet would stand half empty for one large request.
 const PASSED_MAX: Duration = Duration::from_secs(2);
 /// A request whose projected wait is longer than its band's limit by this factor is hopeless. Projections are rough:
 /// refusing what would have been served costs more than letting it wait.
@@ -183,27 +186,32 @@ impl Balancer {
         now: Time,
     ) -> Option<(u64, Band, Result<Reservation, Refusal>)> {
         let mut refused: Vec<Arc<Ask>> = Vec::new();
-        for (id, level) in queue.in_turn(&state.settings.bands, now, TRIED_PER_LOOK) {
-            let place = queue.get_mut(id)?;
-            let demand = state.demand(&place.what.ask, now);
-            let hopeless_now = refused.iter().any(|ask| demand.no_smaller_than(&state.demand(ask, now)));
-            if hopeless_now {
-                continue;
+        let mut kept_for = None;
+        for (id, level) in queue.in_turn(&state.settings.bands, now, CONSIDERED_PER_LOOK) {
+            if refused.len() >= TRIED_PER_LOOK {
+                break;
             }
-            match self.place(&place.what.ask, &[]) {
-                Ok(reservation) => return Some((id, level, Ok(reservation))),
-                // Its window is gone, or its model: waiting does not help.
-                Err(refusal @ Refusal::ContextLength { .. }) => return Some((id, level, Err(refusal))),
-                Err(refusal @ Refusal::NoReplica { .. }) if pool.is_gone() => {
-                    return Some((id, level, Err(refusal)));
+            let Some(place) = queue.get_mut(id) else { continue };
+            let demand = state.demand(&place.what.ask, now);
+            if !refused.iter().any(|ask| demand.no_smaller_than(&state.demand(ask, now))) {
+                match self.place(&place.what.ask, &[]) {
+                    Ok(reservation) => return Some((id, level, Ok(reservation))),
+                    // Its window is gone, or its model: waiting does not help.
+                    Err(refusal @ Refusal::ContextLength { .. }) => return Some((id, level, Err(refusal))),
+                    Err(refusal @ Refusal::NoReplica { .. }) if pool.is_gone() => {
+                        return Some((id, level, Err(refusal)));
+                    }
+                    Err(_) => refused.push(place.what.ask.clone()),
                 }
-                Err(_) => {}
             }
             let since = *place.what.passed_since.get_or_insert(now);
-            if now.since(since) > PASSED_MAX {
-                return None;
+            if kept_for.is_none() && now.since(since) > PASSED_MAX {
+                pool.keep_one_for(&demand);
+                kept_for = Some(id);
             }
-            refused.push(place.what.ask.clone());
+        }
+        if kept_for.is_none() {
+            pool.kept.keep.release();
         }
         None
     }

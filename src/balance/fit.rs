@@ -100,30 +100,52 @@ impl<'a> Demand<'a> {
         if sequences == 0 {
             return Fit::Fits;
         }
-        let mut most = traits.max_sequences.load(Relaxed);
-        if !replica.is_plain() {
-            if replica.on_trial() {
-                return Fit::Full;
-            }
-            most = (most as f64 * replica.share(self.now)).ceil() as u64;
+        if !replica.is_plain() && replica.on_trial() {
+            return Fit::Full;
         }
-        // Places are shared as memory is: a band that may fill half of a replica leaves half of its places, too.
-        if self.share < 1.0 {
-            most = ((most as f64 * self.share) as u64).max(1);
-        }
-        // Places are shared as memory is: a band that may fill half of a replica leaves half of its places, too.
-        if self.share < 1.0 {
-            most = ((most as f64 * self.share) as u64).max(1);
-        }
-        if sequences + self.sequences() > most {
+        if sequences + self.sequences() > self.places(replica) {
             return Fit::Full;
         }
         let capacity = traits.capacity.load(Relaxed);
         if capacity == UNLIMITED {
             return Fit::Fits;
         }
-        let room = if self.share < 1.0 { (capacity as f64 * self.share) as u64 } else { capacity };
-        if figures.kv() + self.kv(window, capacity) <= room { Fit::Fits } else { Fit::Full }
+        if figures.kv() + self.kv(window, capacity) <= self.room(capacity) { Fit::Fits } else { Fit::Full }
+    }
+
+    /// Sequences that this band may fill there. Places are shared as memory is: a band that may fill half of a replica
+    /// leaves half of its places, too.
+    #[inline(always)]
+    fn places(&self, replica: &Replica) -> u64 {
+        let mut most = replica.traits.max_sequences.load(Relaxed);
+        if !replica.is_plain() {
+            most = (most as f64 * replica.share(self.now)).ceil() as u64;
+        }
+        if self.share < 1.0 {
+            most = ((most as f64 * self.share) as u64).max(1);
+        }
+        most
+    }
+
+    /// KV tokens that this band may fill there.
+    #[inline(always)]
+    fn room(&self, capacity: u64) -> u64 {
+        if self.share < 1.0 { (capacity as f64 * self.share) as u64 } else { capacity }
+    }
+
+    /// Seconds until it should fit there, if nothing else came: what is booked leaves at the pace of its work.
+    pub fn seconds_until_fit(&self, replica: &Replica) -> f64 {
+        let (traits, figures) = (&replica.traits, &replica.figures);
+        let (window, capacity) = (traits.window.load(Relaxed), traits.capacity.load(Relaxed));
+        let seconds = replica.load_seconds();
+        let part = |over: u64, booked: u64| if over == 0 { 0.0 } else { seconds * over as f64 / booked.max(1) as f64 };
+        let places = (figures.sequences() + self.sequences()).saturating_sub(self.places(replica));
+        let room = if capacity == UNLIMITED {
+            0
+        } else {
+            (figures.kv() + self.kv(window, capacity)).saturating_sub(self.room(capacity))
+        };
+        part(places, figures.sequences()).max(part(room, figures.kv()))
     }
 
     /// What it weighs where tenants take turns and waits are projected.

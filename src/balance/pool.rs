@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::config::PolicyName;
 use crate::units::{ModelName, ReplicaId, Tokens};
 
-use super::ask::Refusal;
+use super::ask::{Ask, Refusal};
 use super::balancer::NO_REPLICA;
 use super::fit::{Demand, Fit};
 use super::policy::{self, LeastRequests, LeastTokens, Policy, PowerOfTwo, Random, RoundRobin, TokenLoad};
@@ -40,13 +40,49 @@ pub(super) struct Pool {
 pub(super) struct Kept {
     pub prefixes: PrefixIndex,
     pub queue: Mutex<Line<Waiting>>,
+    pub keep: Keep,
     /// State of the random policies' numbers.
     random: AtomicU64,
 }
 
+/// A replica whose room is kept for one waiting request.
+#[derive(Debug, Default)]
+pub(super) struct Keep {
+    /// Where that request's ask lies in memory, which tells it from all others that wait; 0 for nobody.
+    ask: AtomicUsize,
+    replica: AtomicU32,
+}
+
+impl Keep {
+    fn set(&self, ask: &Ask, replica: u32) {
+        self.replica.store(replica, Relaxed);
+        self.ask.store(address(ask), Relaxed);
+    }
+
+    /// Nothing is kept any more.
+    pub fn release(&self) {
+        self.ask.store(0, Relaxed);
+    }
+
+    /// The replica that is not for this ask.
+    fn kept_from(&self, ask: &Ask) -> Option<u32> {
+        let owner = self.ask.load(Relaxed);
+        (owner != 0 && owner != address(ask)).then(|| self.replica.load(Relaxed))
+    }
+}
+
+fn address(ask: &Ask) -> usize {
+    std::ptr::from_ref(ask).addr()
+}
+
 impl Kept {
     pub fn new(seed: u64) -> Kept {
-        Kept { prefixes: PrefixIndex::default(), queue: Mutex::default(), random: AtomicU64::new(seed) }
+        Kept {
+            prefixes: PrefixIndex::default(),
+            queue: Mutex::default(),
+            keep: Keep::default(),
+            random: AtomicU64::new(seed),
+        }
     }
 
     /// SplitMix64: seeded, and threads share it without a lock.
@@ -256,6 +292,7 @@ impl Pool {
         let mut seen = Seen { best: NO_CLASS, latest: 0 };
         let mut equal = f64::INFINITY;
         let all_compared = policy.sample().is_none();
+        let kept = self.kept.keep.kept_from(demand.ask).unwrap_or(u32::MAX);
         for (member, replica) in self.members.iter().enumerate() {
             let bookings = replica.figures.bookings();
             seen.latest = seen.latest.max(replica.figures.chosen());
@@ -280,7 +317,7 @@ impl Pool {
                 continue;
             }
             seen.best = seen.best.min(class);
-            if fit == Fit::Fits && class == wanted {
+            if fit == Fit::Fits && class == wanted && replica.number != kept {
                 if all_compared {
                     equal = equal.min(score + score.abs() * TIE);
                 }
@@ -387,6 +424,21 @@ impl Pool {
         let kv = after((demand.tokens() + ahead.tokens) as f64 - kv_free, kv_leaving);
         let sequences = (ahead.requests + u64::from(demand.ask.sequences.max(1))) as f64 - sequences_free;
         kv.max(after(sequences, sequences_leaving))
+    }
+
+    /// Keeps the room of one replica for a waiting request: of the one where it should fit first.
+    pub fn keep_one_for(&self, demand: &Demand<'_>) {
+        let ready = self
+            .members
+            .iter()
+            .filter(|replica| replica.standing(demand.now) == Standing::Ready && demand.fit(replica) != Fit::TooLong);
+        let soonest = ready
+            .map(|replica| (demand.seconds_until_fit(replica), replica.number))
+            .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        match soonest {
+            Some((_, number)) => self.kept.keep.set(demand.ask, number),
+            None => self.kept.keep.release(),
+        }
     }
 
     /// Whether none of its replicas is configured any more.

@@ -202,8 +202,13 @@ impl<T> Line<T> {
                 let waited = now.since(self.places[&id].since);
                 (index - rise(bands, index, waited) <= level).then_some(id)
             });
-            let natives =
-                line.turns.iter().take(most).filter_map(|(_, tenant)| line.tenants[tenant].ids.first().copied());
+            // The first of each tenant in their turns, then the second ones, and so on: who comes after one that does
+            // not fit may fit.
+            let natives = (0..most).flat_map(|round| {
+                let tenants = line.turns.iter().take(most).map(|(_, tenant)| &line.tenants[tenant]);
+                tenants.filter_map(move |tenant| tenant.ids.iter().nth(round).copied())
+            });
+            let natives = natives.take(most);
             let level = Band(level as u8);
             let mut take = |id: u64| {
                 if order.len() < most && !order.iter().any(|&(known, _)| known == id) {

@@ -1,6 +1,6 @@
 //! What is still to come of an answer that has this many tokens.
 
-use crate::weigh::OutputEstimate;
+use crate::weigh::{EstimateSource, OutputEstimate};
 
 /// Expected tokens still to come of one sequence that has produced `so_far`: E[length − n | length > n] where the
 /// estimate carries a tail, else the mean drawn down and, once it is outlived, a fraction of what came already: what
@@ -11,6 +11,9 @@ pub(super) fn at(estimate: &OutputEstimate, so_far: u64) -> u64 {
     }
     let n = so_far as f64;
     let drawn = estimate.mean - n;
+    if estimate.source == EstimateSource::Exact {
+        return whole(drawn);
+    }
     let tail = &estimate.tail;
     let after = tail.partition_point(|&(at, _)| at <= so_far);
     let by_tail = match (after.checked_sub(1).map(|i| tail[i]), tail.get(after)) {

@@ -216,7 +216,7 @@ fn contend(seed: u64, policy: PolicyName) {
 #[test]
 fn a_stream_draws_its_entry_down_and_outlives_its_estimate() {
     let (balancer, _) = balancer(settings(PolicyName::TokenLoad), &[spec("a")]);
-    let mut estimate = exactly(100);
+    let mut estimate = OutputEstimate { source: EstimateSource::TaskHistory, ..exactly(100) };
     estimate.tail = Arc::from([(100, 80.0), (200, 150.0)]);
     let mut stream = balancer.place(&Arc::new(Ask { output: estimate, ..ask(1000, 0) }), &[]).unwrap();
     let projected = || replica(&balancer, "a").view().projected_tokens.0;

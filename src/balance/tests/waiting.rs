@@ -233,6 +233,37 @@ fn a_small_request_passes_a_large_one_for_a_while_only() {
 }
 
 #[test]
+fn while_one_replica_is_kept_for_a_large_request_the_others_serve() {
+    let small = |id| ReplicaSpec { token_capacity: Some(Tokens(1000)), max_sequences: 8, ..spec(id) };
+    let (balancer, clock) = balancer(bands(), &[small("1"), small("2")]);
+    let first = [placed(&balancer, ask(200, 300)), placed(&balancer, ask(200, 200))];
+    let (_large, large) = waits(&balancer, ask(800, 100));
+    // Of the same tenant, and behind it: what fits is placed at once, before and after a replica is kept.
+    let before = placed(&balancer, ask(50, 50));
+    clock.advance(Duration::from_secs(3));
+    balancer.tick();
+    let after: Vec<Reservation> = (0..3).map(|_| placed(&balancer, ask(50, 50))).collect();
+    let serving = after[0].replica().id().clone();
+    assert!(after.iter().all(|r| *r.replica().id() == serving), "the other one is kept");
+    drop(first.into_iter().chain([before]).filter(|r| *r.replica().id() != serving).collect::<Vec<_>>());
+    let large = large.try_recv().unwrap().unwrap();
+    assert_ne!(*large.replica().id(), serving);
+    // And then it is nobody's any more.
+    drop(large);
+    assert_ne!(*placed(&balancer, ask(50, 50)).replica().id(), serving);
+}
+
+#[test]
+fn a_band_leaves_places_as_it_leaves_memory() {
+    let mut half = bands();
+    half.bands[2].share = 0.5;
+    let (balancer, _) = balancer(half, &[ReplicaSpec { max_sequences: 4, ..spec("1") }]);
+    let _two: Vec<Reservation> = (0..2).map(|_| placed(&balancer, of_tenant("low", 2, ask(10, 10)))).collect();
+    let _waits = waits(&balancer, of_tenant("low", 2, ask(10, 10)));
+    let _other: Vec<Reservation> = (0..2).map(|_| placed(&balancer, of_tenant("high", 0, ask(10, 10)))).collect();
+}
+
+#[test]
 fn a_new_replica_serves_the_queue_and_a_lost_model_answers_it() {
     let (balancer, _) = single(bands());
     let _running = placed(&balancer, ask(10, 10));
