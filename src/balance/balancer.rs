@@ -54,6 +54,8 @@ impl Drop for Ticket {
         let left = self.kept.queue.lock().remove(self.id);
         if left.is_some() {
             self.home.waiting.fetch_sub(1, Relaxed);
+            // It may be the one that a replica is kept for; the next look decides that anew.
+            self.kept.keep.release();
         }
         // The waiter is dropped here, outside the lock.
         drop(left);

@@ -64,6 +64,11 @@ impl Keep {
         self.ask.store(0, Relaxed);
     }
 
+    /// The replica that is kept for this ask.
+    fn kept_for(&self, ask: &Ask) -> Option<u32> {
+        (self.ask.load(Relaxed) == address(ask)).then(|| self.replica.load(Relaxed))
+    }
+
     /// The replica that is not for this ask.
     fn kept_from(&self, ask: &Ask) -> Option<u32> {
         let owner = self.ask.load(Relaxed);
@@ -426,8 +431,13 @@ impl Pool {
         kv.max(after(sequences, sequences_leaving))
     }
 
-    /// Keeps the room of one replica for a waiting request: of the one where it should fit first.
+    /// Keeps the room of one replica for a waiting request: of the one where it should fit first, and then of that one
+    /// as long as it is ready, whatever the projections say later.
     pub fn keep_one_for(&self, demand: &Demand<'_>) {
+        let already = self.kept.keep.kept_for(demand.ask);
+        if self.members.iter().any(|r| Some(r.number) == already && r.standing(demand.now) == Standing::Ready) {
+            return;
+        }
         let ready = self
             .members
             .iter()

@@ -254,6 +254,18 @@ fn while_one_replica_is_kept_for_a_large_request_the_others_serve() {
 }
 
 #[test]
+fn a_replica_is_no_longer_kept_for_one_that_left() {
+    let small = ReplicaSpec { token_capacity: Some(Tokens(1000)), max_sequences: 8, ..spec("1") };
+    let (balancer, clock) = balancer(bands(), &[small]);
+    let _running = placed(&balancer, ask(200, 300));
+    let (large, _) = waits(&balancer, ask(800, 100));
+    clock.advance(Duration::from_secs(3));
+    balancer.tick();
+    drop(large);
+    let _small = placed(&balancer, ask(50, 50));
+}
+
+#[test]
 fn a_band_leaves_places_as_it_leaves_memory() {
     let mut half = bands();
     half.bands[2].share = 0.5;
