@@ -125,7 +125,9 @@ fn two_of_four_replicas_killed_in_mid_traffic_cost_only_what_had_begun() {
             fates.lock().iter().rev().take(30).any(|(_, _, replica)| replica.as_deref() == Some("s0"))
         })
         .await;
-        assert!(back, "they take traffic again");
+        let mut shares = BTreeMap::<Option<String>, usize>::new();
+        fates.lock().iter().rev().take(200).for_each(|(_, _, replica)| *shares.entry(replica.clone()).or_default() += 1);
+        assert!(back, "they take traffic again: {shares:?} of the last 200, {:#?}", lb.books().replicas().await);
         stop.store(true, Ordering::Relaxed);
         for task in asking {
             task.await.expect("an asker");
