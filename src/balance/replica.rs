@@ -302,13 +302,13 @@ impl Replica {
         Gate::ALL[usize::from(self.traits.gate.load(Relaxed))]
     }
 
-    /// Opens or closes the gate. Opening after `Unknown`, `Warming` or `Ill` starts the slow-start ramp of this
-    /// length (its share of load grows from a tenth to the whole).
+    /// Opens or closes the gate. Opening after `Unknown`, `Warming`, `Ill` or a trial (`HalfOpen`, which follows `Ill`)
+    /// starts the slow-start ramp of this length (its share of load grows from a tenth to the whole).
     pub fn set_gate(&self, gate: Gate, ramp: Duration) {
         let index = Gate::ALL.iter().position(|&known| known == gate).unwrap_or(0) as u8;
         let before = Gate::ALL[usize::from(self.traits.gate.swap(index, Relaxed))];
         if gate == Gate::Open {
-            if matches!(before, Gate::Unknown | Gate::Warming | Gate::Ill) {
+            if matches!(before, Gate::Unknown | Gate::Warming | Gate::Ill | Gate::HalfOpen) {
                 self.learner.lock().restarted();
                 self.traits.ramp_from.store(self.home.clock.now().0, Relaxed);
                 self.traits.ramp_micros.store(u64::try_from(ramp.as_micros()).unwrap_or(0), Relaxed);

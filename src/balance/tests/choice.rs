@@ -291,3 +291,22 @@ fn a_session_breaks_ties() {
     }
     assert_eq!(homes.len(), 4, "sessions spread");
 }
+
+#[test]
+fn a_replica_back_by_a_trial_takes_its_share_slowly_like_any_that_was_out() {
+    for way in [&[Gate::Ill][..], &[Gate::Ill, Gate::HalfOpen], &[Gate::Warming]] {
+        let (balancer, clock) = balancer(settings(PolicyName::LeastTokens), &[spec("1"), spec("2")]);
+        let back = replica(&balancer, "2");
+        for gate in way {
+            back.set_gate(*gate, Duration::ZERO);
+        }
+        back.set_gate(Gate::Open, Duration::from_secs(10));
+        let placed: Vec<_> = (0..20).map(|_| place(&balancer, ask(100, 100)).unwrap()).collect();
+        let taken = placed.iter().filter(|reservation| id(reservation) == "2").count();
+        assert!(taken <= 4, "{taken} of 20 went to the one that has just come back by {way:?}");
+        drop(placed);
+        clock.advance(Duration::from_secs(11));
+        let placed: Vec<_> = (0..20).map(|_| place(&balancer, ask(100, 100)).unwrap()).collect();
+        assert_eq!(placed.iter().filter(|reservation| id(reservation) == "2").count(), 10, "then its whole share");
+    }
+}
