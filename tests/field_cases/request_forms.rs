@@ -58,7 +58,7 @@ async fn slow() -> (Upstream, Running) {
 }
 
 async fn c050() {
-    let (a, lb) = one().await;
+    let (a, lb) = slow().await;
     let plain = booked(&a, &lb, "/v1/chat/completions", HI).await;
     let nulls = booked(&a, &lb, "/v1/chat/completions", &case_bytes("c050-request.json")).await;
     assert_eq!(nulls["projected_tokens"], plain["projected_tokens"], "null is absent");
