@@ -414,13 +414,13 @@ async fn c094() {
         futures::future::join_all(work).await;
         a.forget();
     };
-    round(2000, 1).await;
+    round(1000, 1).await;
     lb.books().settled().await;
     let before = lb.rss();
     let files = lb.descriptors();
-    round(4000, 2).await;
+    round(3000, 2).await;
     lb.books().settled().await;
     let grown = lb.rss().saturating_sub(before);
-    assert!(grown < 4 << 20, "{grown} bytes over 4,000 requests");
+    assert!(grown < 4 << 20, "{grown} bytes over 3,000 requests");
     assert!(lb.descriptors() <= files + 8, "{} descriptors, {files} before", lb.descriptors());
 }
