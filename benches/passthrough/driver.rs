@@ -24,6 +24,8 @@ const BODY_BYTES: usize = 1024;
 pub struct Requests {
     pub address: SocketAddr,
     pub connections: usize,
+    /// Requests a second over all connections; `None`: each as soon as the last is answered.
+    pub rate: Option<f64>,
     pub span: Duration,
 }
 
@@ -64,6 +66,9 @@ pub async fn cpu_per_request(load: &Requests, proxy: &Proxy) -> Result<f64> {
     let mut handles = Vec::new();
     for seed in 0..load.connections {
         let (address, done) = (load.address, Rc::clone(&done));
+        let pause = load.rate.map(|rate| Duration::from_secs_f64(load.connections as f64 / rate));
+        // Staggered, so that a connection's turn comes between those of others.
+        let mut turn = Instant::now() + pause.unwrap_or_default().mul_f64(seed as f64 / load.connections as f64);
         handles.push(clients.spawn_local(async move {
             // Another seed each round, so that no round finds its prompts counted already.
             let mut rng = SmallRng::seed_from_u64(rand::random::<u64>() ^ seed as u64);
@@ -71,6 +76,10 @@ pub async fn cpu_per_request(load: &Requests, proxy: &Proxy) -> Result<f64> {
             stream.set_nodelay(true)?;
             let mut pending = Vec::with_capacity(4 << 10);
             while Instant::now() < until {
+                if let Some(pause) = pause {
+                    tokio::time::sleep_until(turn.into()).await;
+                    turn += pause;
+                }
                 stream.write_all(&request(&mut rng, false)).await?;
                 read_answer(&mut stream, &mut pending).await?;
                 done.set(done.get() + 1);

@@ -5,7 +5,11 @@
 //! allocator. Rounds alternate between the two, so that a noisy machine is noisy for both. CPU time and not throughput
 //! is compared: it barely moves when the machine is shared.
 //!
-//!     cargo bench --bench passthrough -- [--rounds N] [--seconds S] [--streams N] [--events-per-second N] [--noise] [--json] [--check]
+//!     cargo bench --bench passthrough -- [--rounds N] [--seconds S] [--rate N] [--streams N] [--events-per-second N] [--noise] [--json] [--check]
+//!
+//! Requests come in two ways: each connection sends its next one when it has its answer (the proxy never waits, so
+//! that its system calls find many connections ready), and at a rate that leaves the proxy idle most of the time, as
+//! a balancer before model servers is.
 //!
 //! Claims (`--check` exits 1 where one fails): a 1 KB chat request, weighing included, at most 1.4 times the bare
 //! proxy; a paced SSE event at most 1.15 times.
@@ -32,6 +36,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const REQUEST_RATIO_MAX: f64 = 1.4;
 const EVENT_RATIO_MAX: f64 = 1.15;
 
+/// A replica as the example configuration has it, with room for every stream of the SSE rounds.
+const HOLDS: process::Holds = process::Holds { tokens: 400_000, sequences: 512 };
+
 #[derive(Parser, Clone, Debug)]
 struct Options {
     /// Rounds of each measurement; medians are reported.
@@ -43,6 +50,9 @@ struct Options {
     /// Connections that send one request after another.
     #[arg(long, default_value_t = 64)]
     connections: usize,
+    /// Requests a second in the paced rounds.
+    #[arg(long, default_value_t = 2000.0)]
+    rate: f64,
     /// Streams open at once in the SSE rounds.
     #[arg(long, default_value_t = 400)]
     streams: usize,
@@ -96,7 +106,7 @@ fn compare(options: &Options) -> Result<()> {
     let ours = if options.noise {
         process::bare(&upstream)?
     } else {
-        process::weighbridge(&upstream, &options.tokenizer, env!("CARGO_BIN_EXE_weighbridge").as_ref(), 1)?
+        process::weighbridge(&upstream, &options.tokenizer, env!("CARGO_BIN_EXE_weighbridge").as_ref(), 1, HOLDS)?
     };
     let proxies = [process::bare(&upstream)?, ours];
     for proxy in &proxies {
@@ -107,7 +117,12 @@ fn compare(options: &Options) -> Result<()> {
     let mut rows = Vec::new();
     if options.only != "events" {
         rows.push(measure("1 KB chat request", REQUEST_RATIO_MAX, options.rounds, &proxies, |proxy| {
-            let load = Requests { address: proxy.address, connections: options.connections, span };
+            let load = Requests { address: proxy.address, connections: options.connections, rate: None, span };
+            runtime.block_on(driver::cpu_per_request(&load, proxy))
+        })?);
+        rows.push(measure("1 KB chat request, paced", REQUEST_RATIO_MAX, options.rounds, &proxies, |proxy| {
+            let rate = Some(options.rate);
+            let load = Requests { address: proxy.address, connections: options.connections, rate, span };
             runtime.block_on(driver::cpu_per_request(&load, proxy))
         })?);
     }

@@ -79,8 +79,21 @@ pub fn bare(upstream: &Upstream) -> Result<Proxy> {
     Ok(Proxy { name: "bare", address, admin: None, process, _files: None })
 }
 
+/// What a replica holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Holds {
+    pub tokens: u64,
+    pub sequences: u64,
+}
+
 /// Starts the real binary, as a user would run it: everything at its default but the number of threads.
-pub fn weighbridge(upstream: &Upstream, tokenizer: &str, binary: &Path, threads: usize) -> Result<Proxy> {
+pub fn weighbridge(
+    upstream: &Upstream,
+    tokenizer: &str,
+    binary: &Path,
+    threads: usize,
+    Holds { tokens, sequences }: Holds,
+) -> Result<Proxy> {
     let tokenizer = fs::canonicalize(tokenizer).with_context(|| format!("tokenizer directory {tokenizer}"))?;
     let (address, admin) = (free_address()?, free_address()?);
     let files = tempfile::tempdir()?;
@@ -92,7 +105,7 @@ pub fn weighbridge(upstream: &Upstream, tokenizer: &str, binary: &Path, threads:
              admin: {{address: \"{admin}\"}}\n\
              models:\n  - {{name: bench, tokenizer: \"{}\"}}\n\
              replicas:\n  - {{id: bench-0, url: \"http://{}\", model: bench, engine: vllm, tokens_per_sec: 100000, \
-             max_context_tokens: 32768, token_capacity: 100000000, max_sequences: 100000}}\n",
+             max_context_tokens: 32768, token_capacity: {tokens}, max_sequences: {sequences}}}\n",
             tokenizer.display(),
             upstream.address,
         ),

@@ -44,6 +44,9 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(30);
 /// Events are a second apart: a stream that is silent for this long is stuck.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
+/// Every stream fits: what is measured is the proxy.
+const HOLDS: process::Holds = process::Holds { tokens: 100_000_000, sequences: 100_000 };
+
 #[derive(Parser, Clone, Debug)]
 struct Options {
     /// Streams open at once.
@@ -117,7 +120,7 @@ struct Report {
 
 async fn measure(options: &Options) -> Result<Report> {
     let upstream = process::upstream(1.0)?;
-    let proxy = process::weighbridge(&upstream, &options.tokenizer, &options.binary, options.threads)?;
+    let proxy = process::weighbridge(&upstream, &options.tokenizer, &options.binary, options.threads, HOLDS)?;
     clients::wait_for_event(proxy.address).await?;
     settled(&proxy, usize::MAX).await?.context("the first stream is still booked")?;
     let (rss_before_kib, descriptors_before) = (rss_kib(&proxy)?, descriptors(&proxy)?);

@@ -46,7 +46,7 @@ const UPGRADE_WARM_UP: Duration = Duration::from_secs(60);
 /// # Errors
 /// A configuration that is not valid, or an address that cannot be bound.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _flush = super::logging::init(args.log_format);
+    let _flush = super::logging::init(args.log_format).context("starting the log")?;
     let config = match config::load(&args.config) {
         Ok(config) => config,
         Err(errors) => {

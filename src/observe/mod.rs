@@ -4,7 +4,8 @@
 //! never from a client's text.
 
 pub mod access;
+pub mod lines;
 pub mod metrics;
 
-pub use access::AccessRecord;
+pub use access::{AccessRecord, Milliseconds};
 pub use metrics::Metrics;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{self, HeaderName};
+use http::header;
 use pingora::Result;
 use pingora::http::ResponseHeader;
 
@@ -15,10 +15,10 @@ use super::context::Ctx;
 use super::reply::X_REQUEST_ID;
 use super::retry;
 
-const X_REPLICA: HeaderName = HeaderName::from_static("x-weighbridge-replica");
-const X_PROMPT_TOKENS: HeaderName = HeaderName::from_static("x-weighbridge-prompt-tokens");
-const X_OUTPUT_ESTIMATE: HeaderName = HeaderName::from_static("x-weighbridge-output-estimate");
-const X_QUEUE_MS: HeaderName = HeaderName::from_static("x-weighbridge-queue-ms");
+const X_REPLICA: &str = "x-weighbridge-replica";
+const X_PROMPT_TOKENS: &str = "x-weighbridge-prompt-tokens";
+const X_OUTPUT_ESTIMATE: &str = "x-weighbridge-output-estimate";
+const X_QUEUE_MS: &str = "x-weighbridge-queue-ms";
 
 /// An error's body is kept this far, for its class.
 const ERROR_HEAD_BYTES: usize = 4096;
@@ -71,9 +71,10 @@ pub fn header(running: &Arc<Running>, header: &mut ResponseHeader, ctx: &mut Ctx
         }
         if epoch.config.answer_headers {
             header.insert_header(X_REPLICA, replica.id().as_str())?;
-            header.insert_header(X_PROMPT_TOKENS, exchange.weight.prompt.tokens.to_string())?;
-            header.insert_header(X_OUTPUT_ESTIMATE, exchange.weight.output.p50.to_string())?;
-            header.insert_header(X_QUEUE_MS, exchange.queue_wait.as_millis().to_string())?;
+            header.insert_header(X_PROMPT_TOKENS, exchange.weight.prompt.tokens.0)?;
+            header.insert_header(X_OUTPUT_ESTIMATE, exchange.weight.output.p50)?;
+            let waited = u64::try_from(exchange.queue_wait.as_millis()).unwrap_or(u64::MAX);
+            header.insert_header(X_QUEUE_MS, waited)?;
         }
     }
     header.insert_header(X_REQUEST_ID, &ctx.request_id)?;

@@ -5,6 +5,7 @@
 //! then hands header and connection to Pingora's proxy. HTTP/2 connections (TLS, or h2c where the YAML asks for it)
 //! are handed on whole; Pingora's HTTP/2 limits apply there.
 
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -27,6 +28,9 @@ use crate::wire::{ApiError, ErrorCode};
 use super::connections::Connections;
 use super::shell::Shell;
 use super::stream::{ConnState, EdgeStream};
+
+/// Header fields that a request has at most, nearly always.
+const FEW_FIELDS: usize = 32;
 
 const H2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -191,9 +195,18 @@ struct Header {
 
 impl Header {
     fn check(bytes: BytesMut, end: usize, limits: &Limits) -> Result<Header, ApiError> {
-        let mut fields = vec![httparse::EMPTY_HEADER; limits.header_count + 1];
-        let mut request = httparse::Request::new(&mut fields);
-        match request.parse(&bytes[..end]) {
+        // Room for as many as usual stands on the stack and is not cleared first; more are looked for in a second go.
+        let mut few = [const { MaybeUninit::uninit() }; FEW_FIELDS];
+        let mut many = Vec::new();
+        let mut request = httparse::Request::new(&mut []);
+        let room = few.len().min(limits.header_count + 1);
+        let mut parsed = request.parse_with_uninit_headers(&bytes[..end], &mut few[..room]);
+        if parsed == Err(httparse::Error::TooManyHeaders) && limits.header_count >= FEW_FIELDS {
+            many.resize(limits.header_count + 1, httparse::EMPTY_HEADER);
+            request = httparse::Request::new(&mut many);
+            parsed = request.parse(&bytes[..end]);
+        }
+        match parsed {
             Ok(_) => {}
             Err(httparse::Error::TooManyHeaders) => {
                 return Err(ApiError::new(
@@ -307,9 +320,15 @@ mod tests {
 
     #[test]
     fn more_fields_than_the_limit_are_refused() {
-        let limits = Limits { header_count: 2, ..Limits::default() };
-        let text = "GET / HTTP/1.1\r\na: 1\r\nb: 2\r\nc: 3\r\n\r\n";
-        let error = Header::check(BytesMut::from(text), text.len(), &limits).unwrap_err();
-        assert_eq!(error.code, ErrorCode::HeaderTooLarge);
+        for limit in [1, 2, FEW_FIELDS - 1, FEW_FIELDS, FEW_FIELDS + 1, 3 * FEW_FIELDS] {
+            let limits = Limits { header_count: limit, ..Limits::default() };
+            let check = |fields: usize| {
+                let fields: String = (0..fields).map(|i| format!("a{i}: {i}\r\n")).collect();
+                let text = format!("GET / HTTP/1.1\r\n{fields}\r\n");
+                Header::check(BytesMut::from(text.as_str()), text.len(), &limits).map(|_| ()).map_err(|e| e.code)
+            };
+            assert_eq!(check(limit), Ok(()), "{limit}");
+            assert_eq!(check(limit + 1), Err(ErrorCode::HeaderTooLarge), "{limit}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use pingora_proxy::Session;
 
 use crate::balance::Outcome;
 use crate::fleet::TrafficEvent;
-use crate::observe::AccessRecord;
+use crate::observe::{AccessRecord, Milliseconds};
 use crate::observe::metrics::{OTHER, status_label};
 use crate::running::Running;
 use crate::wire::Usage;
@@ -106,11 +106,13 @@ pub fn settle(running: &Arc<Running>, session: &Session, ctx: &mut Ctx) {
             counted_exactly: x.is_some_and(|x| x.weight.prompt.exact()),
             estimated_output_tokens: x.map(|x| x.weight.output.p50),
             task: x.map(|x| x.weight.history.task.label()),
-            usage,
+            usage: usage.map(Into::into),
             usage_from_engine: from_engine,
-            queue_ms: x.map_or(0.0, |x| x.queue_wait.as_secs_f64() * 1e3),
-            ttft_ms: x.and_then(|x| x.first_content_at).map(|t| t.since(ctx.started).as_secs_f64() * 1e3),
-            duration_ms: duration * 1e3,
+            queue_ms: Milliseconds::from_seconds(x.map_or(0.0, |x| x.queue_wait.as_secs_f64())),
+            ttft_ms: x
+                .and_then(|x| x.first_content_at)
+                .map(|t| Milliseconds::from_seconds(t.since(ctx.started).as_secs_f64())),
+            duration_ms: Milliseconds::from_seconds(duration),
         }
         .write();
     }

@@ -7,7 +7,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, RwLock};
 
 use super::calibration::{Calibration, Calibrations};
-use super::sketch::{Curve, SAMPLES_TRUSTED, Sketch, bounded};
+use super::sketch::{Curve, RECENT, SAMPLES_TRUSTED, Sketch, bounded};
 use super::{EstimateSource, OutputCaps, OutputEstimate, Task};
 use crate::units::{ModelName, TenantName};
 
@@ -21,8 +21,9 @@ pub struct HistoryKey {
 
 /// Histories kept at most: the configuration bounds tenants, models and tasks, and this bounds it.
 const HISTORIES_MAX: usize = 20_000;
-/// A curve is drawn anew every so many answers; before [`SAMPLES_TRUSTED`] it is not read.
-const ANSWERS_PER_CURVE: usize = 8;
+/// A curve is drawn anew once this share of the answers behind it is new: drawing goes through every bucket, and a
+/// sixteenth moves no quantile by more than its own uncertainty. Before [`SAMPLES_TRUSTED`] it is not read.
+const NEW_PER_CURVE: usize = 16;
 /// The percentile of models that configure none.
 const PERCENTILE_DEFAULT: u8 = 90;
 
@@ -38,7 +39,7 @@ impl History {
         let mut sketch = self.sketch.lock();
         sketch.observe(length);
         if sketch.len() >= SAMPLES_TRUSTED
-            && (sketch.len().is_multiple_of(ANSWERS_PER_CURVE) || self.curve.load().is_none())
+            && (sketch.len().is_multiple_of(sketch.len().min(RECENT) / NEW_PER_CURVE) || self.curve.load().is_none())
         {
             self.curve.store(Some(Arc::new(sketch.curve(percentile))));
         }

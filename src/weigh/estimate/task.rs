@@ -1,5 +1,8 @@
 //! What a request is for, from the client's hint or from its shape.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 use serde::{Deserialize, Serialize};
 
 /// What a request is for.
@@ -96,22 +99,26 @@ pub fn detect(shape: &Shape<'_>) -> Task {
     if asks_for_summary(shape.text) {
         return Task::Summary;
     }
-    if memchr::memmem::find(shape.text, b"```").is_some() {
+    if CODE.find(shape.text).is_some() {
         return Task::Code;
     }
     Task::Chat
 }
 
+/// Searchers are made once: making one costs as much as it then takes over a kilobyte.
+static CODE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("```"));
+/// Parts of words that ask for a summary, in English, German, French, Spanish and Chinese.
+static SUMMARY: LazyLock<[Finder<'static>; 7]> =
+    LazyLock::new(|| ["esum", "ummar", "tl;dr", "TL;DR", "usammenfass", "\u{e9}sum", "\u{603b}\u{7ed3}"].map(Finder::new));
+
 /// Whether the beginning or the end of a conversation asks for a summary.
 fn asks_for_summary(text: &[u8]) -> bool {
     const EDGE_BYTES: usize = 600;
-    let head = &text[..text.len().min(EDGE_BYTES)];
-    let tail = &text[text.len().saturating_sub(EDGE_BYTES)..];
-    [head, tail].iter().any(|edge| {
-        [&b"ummar"[..], b"tl;dr", b"TL;DR", b"usammenfass", b"\xc3\xa9sum", b"esum", b"\xe6\x80\xbb\xe7\xbb\x93"]
-            .iter()
-            .any(|sign| memchr::memmem::find(edge, sign).is_some())
-    })
+    let asks = |edge: &[u8]| SUMMARY.iter().any(|sign| sign.find(edge).is_some());
+    if text.len() <= 2 * EDGE_BYTES {
+        return asks(text);
+    }
+    asks(&text[..EDGE_BYTES]) || asks(&text[text.len() - EDGE_BYTES..])
 }
 
 #[cfg(test)]

@@ -21,15 +21,21 @@ pub(super) fn replaced(name: &str) -> bool {
 /// The fields to set on a request that goes to a replica.
 pub fn forwarded(side: &ClientSide<'_>) -> Vec<(&'static str, String)> {
     let proto = if side.https { "https" } else { "http" };
-    let node = match side.address.to_canonical() {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(address) => format!("\"[{address}]\""),
-    };
-    let mut element = format!("for={node};proto={proto}");
-    let mut fields =
-        vec![("x-forwarded-for", side.address.to_canonical().to_string()), ("x-forwarded-proto", proto.to_owned())];
-    if let Some(host) = side.host.filter(|host| plain_host(host)) {
-        element += &format!(";host=\"{host}\"");
+    let address = side.address.to_canonical();
+    let node = address.to_string();
+    let (open, close) = if address.is_ipv6() { ("\"[", "]\"") } else { ("", "") };
+    let host = side.host.filter(|host| plain_host(host));
+    let mut element = String::with_capacity(32 + node.len() + host.map_or(0, str::len));
+    for part in ["for=", open, &node, close, ";proto=", proto] {
+        element.push_str(part);
+    }
+    let mut fields = Vec::with_capacity(4);
+    fields.push(("x-forwarded-for", node));
+    fields.push(("x-forwarded-proto", proto.to_owned()));
+    if let Some(host) = host {
+        for part in [";host=\"", host, "\""] {
+            element.push_str(part);
+        }
         fields.push(("x-forwarded-host", host.to_owned()));
     }
     fields.push(("forwarded", element));

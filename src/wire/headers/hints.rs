@@ -63,6 +63,13 @@ pub(super) fn stripped(name: &str) -> bool {
 impl Hints {
     /// Reads the hints in a request's header and body. A hint that is empty, too long or not text is not there.
     pub fn read(headers: &HeaderMap, request: &Request) -> Hints {
+        if !headers.keys().any(|name| may_be_hint(name.as_str())) {
+            return Hints {
+                priority: request.priority.map(PriorityHint::Level),
+                task: request.task_type.as_deref().and_then(bounded),
+                ..Hints::default()
+            };
+        }
         let band = first(headers, &PRIORITY).map(PriorityHint::Band);
         let body_task = request.task_type.as_deref().and_then(bounded);
         Hints {
@@ -73,6 +80,14 @@ impl Hints {
             fairness: first(headers, &FAIRNESS),
         }
     }
+}
+
+/// Every hint's name begins so, and few others do: most requests are not asked for any.
+fn may_be_hint(name: &str) -> bool {
+    name.starts_with("x-")
+        && !name.starts_with("x-stainless-")
+        && !matches!(name, "x-request-id" | "x-api-key" | "x-real-ip")
+        && !name.starts_with("x-forwarded-")
 }
 
 fn first(headers: &HeaderMap, names: &[&str]) -> Option<String> {

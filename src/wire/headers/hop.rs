@@ -1,5 +1,6 @@
 //! Fields that belong to one connection (RFC 9110, section 7.6.1).
 
+use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName};
 
 /// Fields that are hop-by-hop whether or not `Connection` names them.
@@ -22,8 +23,11 @@ const NEVER_NAMED: [&str; 6] =
 /// The hop-by-hop fields that are there: the standard ones and those that `Connection` names.
 pub fn hop_by_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     let mut names: Vec<HeaderName> =
-        HOP_BY_HOP.iter().map(|name| HeaderName::from_static(name)).filter(|name| headers.contains_key(name)).collect();
-    for value in headers.get_all("connection") {
+        headers.keys().filter(|name| HOP_BY_HOP.contains(&name.as_str())).cloned().collect();
+    if !names.contains(&CONNECTION) {
+        return names;
+    }
+    for value in headers.get_all(CONNECTION) {
         let options = value.to_str().unwrap_or("").split(',').map(str::trim);
         for option in options.filter(|option| !NEVER_NAMED.iter().any(|name| name.eq_ignore_ascii_case(option))) {
             if let Ok(name) = HeaderName::try_from(option)
