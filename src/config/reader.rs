@@ -225,6 +225,15 @@ impl<'a> Node<'a> {
         found
     }
 
+    /// A finite number, zero allowed.
+    pub(super) fn not_negative(&self, unit: &str) -> Option<f64> {
+        let found = self.value.as_f64().filter(|n| n.is_finite() && *n >= 0.0);
+        if found.is_none() {
+            self.wrong(&format!("a number of {unit} from 0"));
+        }
+        found
+    }
+
     /// A share written as `0.1` or `10%`.
     pub(super) fn share(&self, zero: bool) -> Option<f64> {
         let number = match self.value {

@@ -382,7 +382,8 @@ pub struct Health {
     pub path: String,
     /// Default 2 s, with jitter.
     pub interval: Duration,
-    /// Default 5 s: a probe that is late on a busy engine is not a death.
+    /// Default 5 s, longer than the interval: engines answer between batches, so a probe that is late on a busy engine
+    /// is not a death, and taking it out makes the others late as well (sgl-project/sglang#9198).
     pub timeout: Duration,
     /// Consecutive failures. Default 3.
     pub unhealthy_after: u32,
@@ -452,7 +453,9 @@ impl Default for Warmup {
 pub struct Retries {
     /// Share of recent requests that may be retries. Default 0.1.
     pub budget: f64,
-    /// Default 2.
+    /// Retries a second that need no traffic to stand for them. Default 10, as in Finagle's and linkerd's budgets.
+    pub min_per_second: f64,
+    /// Replicas that a request may be tried on beyond its first. Default 2.
     pub per_request: u32,
     /// Answers that are tried elsewhere. Default 429, 502, 503, 504, 529.
     pub statuses: Vec<u16>,
@@ -460,7 +463,7 @@ pub struct Retries {
 
 impl Default for Retries {
     fn default() -> Self {
-        Retries { budget: 0.1, per_request: 2, statuses: vec![429, 502, 503, 504, 529] }
+        Retries { budget: 0.1, min_per_second: 10.0, per_request: 2, statuses: vec![429, 502, 503, 504, 529] }
     }
 }
 

@@ -1,6 +1,10 @@
 //! How many retries the fleet can bear: a share of recent traffic, so that retries cannot multiply an overload.
 //!
 //! A count per request alone is no bound: when every replica refuses, `n` attempts a request are `n` times the load.
+//! A share alone is none either for a balancer of little traffic: a tenth of five requests is no retry at all, and a
+//! replica that dies takes more than a tenth of a small fleet's requests with it. So there is a floor beside the share,
+//! retries a second that need no traffic to stand for them, as in Finagle's `RetryBudget` (`minRetriesPerSec`, 10) and
+//! linkerd's (`minRetriesPerSecond`, 10).
 
 use std::time::Duration;
 
@@ -12,14 +16,12 @@ use crate::units::Time;
 const WINDOW: Duration = Duration::from_secs(10);
 const SLOTS: usize = 10;
 
-/// Retries within the window that need no traffic to stand for them: else a quiet balancer, of a request a minute,
-/// could never retry one.
-const RESERVE: f64 = 10.0;
-
 /// A budget of retries.
 #[derive(Debug)]
 pub struct RetryBudget {
     share: f64,
+    /// Retries within the window that need no traffic to stand for them.
+    reserve: f64,
     slots: Mutex<Slots>,
 }
 
@@ -32,9 +34,10 @@ struct Slots {
 }
 
 impl RetryBudget {
-    /// A budget of `share` retries a request; 0 allows none at all.
-    pub fn new(share: f64) -> RetryBudget {
-        RetryBudget { share, slots: Mutex::default() }
+    /// A budget of `share` retries a request and `min_per_second` retries a second beside them, whose unused ones of
+    /// the last ten seconds can be taken at once. A share of 0 allows none at all.
+    pub fn new(share: f64, min_per_second: f64) -> RetryBudget {
+        RetryBudget { share, reserve: min_per_second * WINDOW.as_secs_f64(), slots: Mutex::default() }
     }
 
     /// A request came in (first attempts only).
@@ -51,7 +54,7 @@ impl RetryBudget {
         let mut slots = self.slots.lock();
         slots.turn(now);
         let (requests, retries) = slots.counts.iter().fold((0, 0), |sum, c| (sum.0 + c.0, sum.1 + c.1));
-        let allowed = requests as f64 * self.share + RESERVE;
+        let allowed = requests as f64 * self.share + self.reserve;
         if (retries + 1) as f64 > allowed {
             return false;
         }
@@ -85,7 +88,7 @@ mod tests {
     /// c102
     #[test]
     fn a_storm_of_failures_gets_its_share_of_retries_and_no_more() {
-        let budget = RetryBudget::new(0.1);
+        let budget = RetryBudget::new(0.1, 1.0);
         let mut granted = 0;
         for i in 0..1000 {
             let now = at(f64::from(i) * 0.01);
@@ -97,21 +100,39 @@ mod tests {
 
     #[test]
     fn a_quiet_balancer_may_retry_its_one_request() {
-        let budget = RetryBudget::new(0.1);
+        let budget = RetryBudget::new(0.1, 10.0);
         budget.request(at(0.0));
         assert!(budget.retry(at(0.1)) && budget.retry(at(0.2)));
     }
 
     #[test]
+    fn the_floor_is_ten_a_second_over_the_window_and_comes_back_with_it() {
+        let budget = RetryBudget::new(0.1, 10.0);
+        let take = |now: f64| std::iter::repeat_with(|| budget.retry(at(now))).take(1000).filter(|got| *got).count();
+        assert_eq!(take(1.0), 100, "a window's worth, where none was used");
+        assert_eq!(take(5.0), 0);
+        assert_eq!(take(12.0), 100);
+    }
+
+    #[test]
+    fn without_a_floor_the_share_alone_counts() {
+        let budget = RetryBudget::new(0.1, 0.0);
+        (0..9).for_each(|_| budget.request(at(1.0)));
+        assert!(!budget.retry(at(1.0)));
+        budget.request(at(1.0));
+        assert!(budget.retry(at(1.0)) && !budget.retry(at(1.0)));
+    }
+
+    #[test]
     fn a_share_of_zero_allows_none() {
-        let budget = RetryBudget::new(0.0);
+        let budget = RetryBudget::new(0.0, 10.0);
         (0..100).for_each(|_| budget.request(at(1.0)));
         assert!(!budget.retry(at(1.0)));
     }
 
     #[test]
     fn what_was_spent_comes_back_when_the_window_has_passed() {
-        let budget = RetryBudget::new(0.5);
+        let budget = RetryBudget::new(0.5, 10.0);
         while budget.retry(at(1.0)) {}
         assert!(!budget.retry(at(9.0)));
         assert!(budget.retry(at(11.5)));
@@ -120,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_seems_to_step_back_is_harmless() {
-        let budget = RetryBudget::new(0.5);
+        let budget = RetryBudget::new(0.5, 10.0);
         budget.request(at(50.0));
         budget.request(at(1.0));
         assert!(budget.retry(at(2.0)));

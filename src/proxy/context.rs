@@ -93,8 +93,8 @@ pub struct Exchange {
     /// Replicas that failed this request.
     pub tried: Vec<ReplicaId>,
     pub attempts: u32,
-    /// A request on a kept-alive connection that the replica had closed is sent once more to the same replica.
-    pub retried_reuse: bool,
+    /// The replica of the reservation is asked a second time, on a connection of its own.
+    pub same_again: Option<SameAgain>,
     /// An attempt died before its header: that is repeated once.
     pub died_once: bool,
     /// Where the last attempt failed, after its reservation was given back.
@@ -147,7 +147,7 @@ impl Exchange {
             reservation: Some(reservation),
             tried: Vec::new(),
             attempts: 0,
-            retried_reuse: false,
+            same_again: None,
             died_once: false,
             lost_on: None,
             status_reported: false,
@@ -189,6 +189,15 @@ impl Exchange {
         self.status_reported = false;
         self.error_retry_after = None;
     }
+}
+
+/// Why a replica is asked a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SameAgain {
+    /// A kept-alive connection ended as the request went out: the replica had closed it, most likely, or has just died.
+    ReusedConnection,
+    /// It said that it had not begun: an HTTP/2 stream refused, or left out of a GOAWAY.
+    Untouched,
 }
 
 /// What is sent to the replica.

@@ -1,10 +1,12 @@
 //! When an attempt failed: again elsewhere, or tell the client.
 //!
-//! Again, on another replica: a connection that was refused or timed out; a connection that died before a header was
-//! forwarded (once, for the engine may have begun); a status of `retries.statuses` before the answer's header. On the
-//! same replica, once: a kept-alive connection that the replica had closed, or a stream that it refused unseen. Never:
-//! once anything reached the client; after a timeout of the answer or an HTTP/2 error in its place, for the engine lives
-//! and may be generating. All within `retries.budget` and `retries.per_request`.
+//! Again, on another replica: a connection that was refused or timed out (nothing was sent: as often as
+//! `retries.per_request` lets it); a connection that died before a header was forwarded (once, for the engine may have
+//! begun); a status of `retries.statuses` before the answer's header. On the same replica, once each: a kept-alive
+//! connection that the replica had closed, or a stream that it refused unseen. Where the same replica then refuses the
+//! connection, it was not the connection that ended but the process, and that counts as a death.
+//! Never: once anything reached the client; after a timeout of the answer or an HTTP/2 error in its place, for the engine
+//! lives and may be generating. All within `retries.budget` and `retries.per_request`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +20,25 @@ use crate::balance::Replica;
 use crate::fleet::TrafficEvent;
 use crate::running::Running;
 
-use super::context::{Ctx, RequestBody};
+use super::context::{Ctx, Exchange, RequestBody, SameAgain};
 
 /// The connection could not be made.
 pub fn after_connect_failure(running: &Arc<Running>, ctx: &mut Ctx, mut e: Box<Error>) -> Box<Error> {
     report(running, ctx, TrafficEvent::ConnectFailed);
-    let again = move_elsewhere(running, ctx, "connect");
+    // The connection before this one ended with the process, which may have begun.
+    let died = ctx.exchange.as_ref().is_some_and(|x| x.same_again == Some(SameAgain::ReusedConnection));
+    let again = if died {
+        first_death(ctx.exchange.as_deref_mut()) && move_elsewhere(running, ctx, "died_before_header")
+    } else {
+        move_elsewhere(running, ctx, "connect")
+    };
     e.set_retry(again);
     e
+}
+
+/// Notes a death before the header; whether it is this request's first.
+fn first_death(exchange: Option<&mut Exchange>) -> bool {
+    exchange.is_some_and(|x| !std::mem::replace(&mut x.died_once, true))
 }
 
 /// The exchange broke after the connection was made.
@@ -72,21 +85,18 @@ pub fn after_error(
         // The replica closed a connection that stood idle, as it took this request: it has not seen it.
         Some(exchange)
             if (client_reused || untouched)
-                && !exchange.retried_reuse
+                && exchange.same_again.is_none()
                 && matches!(exchange.body, RequestBody::Whole(_)) =>
         {
-            exchange.retried_reuse = true;
+            let why = if untouched { SameAgain::Untouched } else { SameAgain::ReusedConnection };
+            exchange.same_again = Some(why);
             running.metrics.retries.with_label_values(&[exchange.ask.model.as_str(), "reused_connection"]).inc();
             true
         }
         _ => {
             report(running, ctx, TrafficEvent::DiedBeforeHeader);
             // Once: the engine may have begun to generate.
-            let first = ctx.exchange.as_ref().is_some_and(|x| !x.died_once);
-            if let Some(exchange) = &mut ctx.exchange {
-                exchange.died_once = true;
-            }
-            first && move_elsewhere(running, ctx, "died_before_header")
+            first_death(ctx.exchange.as_deref_mut()) && move_elsewhere(running, ctx, "died_before_header")
         }
     };
     e.set_retry(again);
@@ -140,7 +150,7 @@ fn move_elsewhere(running: &Arc<Running>, ctx: &mut Ctx, cause: &'static str) ->
     let Some(exchange) = &mut ctx.exchange else { return false };
     let Some(failed) = exchange.reservation.as_ref().map(|r| r.replica().id().clone()) else { return false };
     if !matches!(exchange.body, RequestBody::Whole(_))
-        || exchange.attempts > epoch.config.retries.per_request
+        || exchange.tried.len() >= epoch.config.retries.per_request as usize
         || exchange.header_forwarded
         || !epoch.retry_budget.retry(running.clock.now())
     {
@@ -155,6 +165,7 @@ fn move_elsewhere(running: &Arc<Running>, ctx: &mut Ctx, cause: &'static str) ->
         Ok(reservation) if !exchange.tried.contains(reservation.replica().id()) => {
             exchange.replica = Some(reservation.replica().id().clone());
             exchange.reservation = Some(reservation);
+            exchange.same_again = None;
             exchange.refit();
             running.metrics.retries.with_label_values(&[exchange.ask.model.as_str(), cause]).inc();
             true

@@ -58,7 +58,7 @@ impl Epoch {
         }
         let default_band = config.bands.iter().position(|b| b.default).unwrap_or(0);
         let default_band = Band(u8::try_from(default_band).unwrap_or(u8::MAX));
-        let retry_budget = RetryBudget::new(config.retries.budget);
+        let retry_budget = RetryBudget::new(config.retries.budget, config.retries.min_per_second);
         Ok(Epoch { revision, retry_budget, config, weigher, tenants, models, default_band })
     }
 

@@ -221,8 +221,14 @@ fn keep(from: impl std::io::Read + Send + 'static, into: Arc<Mutex<Vec<String>>>
 
 /// Sends a signal by its name to a process that this test started.
 pub fn signal(pid: u32, name: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().expect("sh runs");
-    assert!(sent.success(), "kill -{name} {pid}");
+    signal_all(&[pid], name);
+}
+
+/// Sends a signal by its name to several at once.
+pub fn signal_all(pids: &[u32], name: &str) {
+    let pids = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pids}")]).status().expect("sh runs");
+    assert!(sent.success(), "kill -{name} {pids}");
 }
 
 /// A balancer that runs. Killed when dropped.

@@ -42,8 +42,12 @@ impl Sim {
         format!("http://{}", self.address)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.lock().id()
+    }
+
     pub fn signal(&self, name: &str) {
-        signal(self.child.lock().id(), name);
+        signal(self.pid(), name);
     }
 
     /// SIGKILL, and the end of it.

@@ -27,7 +27,7 @@ pub(super) const HEALTH: &[&str] = &[
 ];
 pub(super) const SCRAPE: &[&str] = &["interval", "timeout"];
 pub(super) const WARMUP: &[&str] = &["prompt", "requests", "ramp"];
-pub(super) const RETRIES: &[&str] = &["budget", "per_request", "statuses"];
+pub(super) const RETRIES: &[&str] = &["budget", "min_per_second", "per_request", "statuses"];
 pub(super) const BALANCE: &[&str] = &["policy", "ttft_weight", "prefix_block"];
 
 /// Bands a configuration may hold; a score and every queue walk over them.
@@ -209,6 +209,7 @@ pub(super) fn retries(top: &Map<'_>) -> Retries {
     let mut r = Retries::default();
     let Some(map) = top.get("retries").and_then(|n| n.map(RETRIES)) else { return r };
     map.set("budget", &mut r.budget, |n| n.share(true));
+    map.set("min_per_second", &mut r.min_per_second, |n| n.not_negative("retries a second"));
     map.set("per_request", &mut r.per_request, |n| n.uint(0..=15).map(|v| v as u32));
     if let Some(node) = map.get("statuses") {
         let statuses = node.list("statuses");

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
-use crate::balance::{Balancer, Gate};
+use crate::balance::Balancer;
 use crate::config::{self, ReplicaSpec};
 use crate::units::{Clock, ModelName, ReplicaId, Time};
 
@@ -268,10 +268,6 @@ impl Member {
         };
         if replica.gate() == gate {
             return;
-        }
-        if (replica.gate(), gate) == (Gate::HalfOpen, Gate::Open) {
-            // A trial that succeeded is an opening from illness: the slow start belongs to it.
-            replica.set_gate(Gate::Ill, ramp);
         }
         replica.set_gate(gate, ramp);
     }
