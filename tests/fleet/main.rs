@@ -5,7 +5,12 @@
 
 mod bench;
 mod consul;
+#[path = "../harness/consul.rs"]
+mod consul_server;
 mod dns;
 mod etcd;
+#[allow(dead_code)]
+#[path = "../harness/etcd.rs"]
+mod etcd_server;
 mod probes;
 mod signals;

@@ -7,6 +7,8 @@
 pub mod balancer;
 pub mod books;
 pub mod client;
+pub mod consul;
+pub mod etcd;
 pub mod files;
 pub mod h2;
 pub mod ports;
