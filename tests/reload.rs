@@ -219,3 +219,33 @@ fn tenants_limits_and_keys_are_reloaded_too() {
         lb.books().settled().await;
     });
 }
+
+#[test]
+fn a_key_that_is_rotated_in_place_is_used_after_a_reload_of_the_same_yaml() {
+    run(async {
+        let a = Upstream::start().await;
+        let setup = Setup::m1();
+        let key = setup.file("engine.key", "first-key\n");
+        let lb = setup.replica_with("a", &a.url(), &format!("api_key_file: {}", key.display())).start().await;
+        let last = |target: &str| {
+            let seen = a.all();
+            let last = seen.iter().rev().find(|s| s.target == target);
+            last.and_then(|s| s.header("authorization").map(str::to_owned))
+        };
+        lb.chat(HI).await;
+        assert_eq!(last("/v1/chat/completions").as_deref(), Some("Bearer first-key"));
+        assert_eq!(last("/health").as_deref(), Some("Bearer first-key"));
+        // The replica takes both for a while, so no refusal tells that the old one is out.
+        std::fs::write(&key, "second-key\n").expect("a file");
+        tokio::time::sleep(ms(500)).await;
+        assert_eq!(last("/health").as_deref(), Some("Bearer first-key"), "nobody asked to read it again");
+        let answer = lb.reload().await;
+        assert_eq!((answer.status, &answer.json()["result"]), (200, &"unchanged".into()));
+        lb.chat(HI).await;
+        assert_eq!(last("/v1/chat/completions").as_deref(), Some("Bearer second-key"));
+        let probed =
+            within(Duration::from_secs(3), async || last("/health").as_deref() == Some("Bearer second-key")).await;
+        assert!(probed, "probes carry it, too");
+        lb.books().settled().await;
+    });
+}

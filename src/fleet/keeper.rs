@@ -133,6 +133,11 @@ impl Fleet {
         self.rebuild();
     }
 
+    /// Reads the replicas' keys and certificates again: files are rotated in place, while the YAML stays the same.
+    pub fn read_files_again(&self) {
+        self.members.load().values().for_each(|member| member.read_files_again());
+    }
+
     /// Stops probing, scraping and discovering; gates stay as they are.
     pub fn shutdown(&self) {
         self.tasks.lock().drain(..).for_each(|t| t.abort());
@@ -250,6 +255,8 @@ impl Fleet {
                 Some(member) if member.spec.load().url == spec.url => {
                     if **member.spec.load() != *spec {
                         member.set_spec(spec.clone());
+                    } else {
+                        member.read_files_again();
                     }
                     member.clone()
                 }

@@ -108,6 +108,9 @@ impl Running {
             let mut same = Arc::try_unwrap(epoch).unwrap_or_else(|_| unreachable!("an epoch that was not shared yet"));
             same.revision = before.revision;
             self.epoch.store(Arc::new(same));
+            if let Some(fleet) = self.fleet() {
+                fleet.read_files_again();
+            }
             return ReloadOutcome::Unchanged { revision: before.revision };
         }
         let config = &epoch.config;

@@ -167,17 +167,21 @@ impl Member {
 
     /// Takes a changed spec of the same server.
     pub fn set_spec(&self, spec: ReplicaSpec) {
-        let old = self.spec.load();
-        let client_changed = (&old.tls, &old.api_key_file) != (&spec.tls, &spec.api_key_file);
-        if old.models != spec.models {
+        if self.spec.load().models != spec.models {
             self.facts_at.store(0, Relaxed);
         }
         self.spec.store(Arc::new(spec));
-        // Files are read again with every configuration: keys and certificates are rotated in place.
-        if client_changed || self.spec.load().tls.is_some() || self.spec.load().api_key_file.is_some() {
-            self.client.store(None);
-        }
+        self.client.store(None);
         self.kick();
+    }
+
+    /// Forgets what was read of its files. The client that has the old ones serves until the next request of ours.
+    pub fn read_files_again(&self) {
+        let spec = self.spec.load();
+        if spec.tls.is_some() || spec.api_key_file.is_some() {
+            self.client.store(None);
+            self.kick();
+        }
     }
 
     /// Takes new rules and says again whether it drains.
