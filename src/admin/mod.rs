@@ -8,9 +8,10 @@ mod page;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
@@ -245,24 +246,37 @@ async fn reload(State(admin): State<Admin>) -> Response {
     (status, Json(outcome)).into_response()
 }
 
-async fn drain(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
-    set_drain(&admin, &id, true)
+/// What a drain may say.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DrainOptions {
+    timeout: Option<String>,
+}
+
+async fn drain(State(admin): State<Admin>, Path(id): Path<String>, options: Query<DrainOptions>) -> Response {
+    let timeout = match options.0.timeout.as_deref().map(humantime::parse_duration).transpose() {
+        Ok(timeout) => timeout.unwrap_or(admin.running.epoch().config.limits.drain_timeout),
+        Err(_) => return problem(StatusCode::BAD_REQUEST, "timeout is a duration such as 90s or 10m"),
+    };
+    set_drain(&admin, &id, Some(timeout))
 }
 
 async fn undrain(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
-    set_drain(&admin, &id, false)
+    set_drain(&admin, &id, None)
 }
 
-fn set_drain(admin: &Admin, id: &str, drain: bool) -> Response {
+/// Drains within this time, or ends a drain.
+fn set_drain(admin: &Admin, id: &str, within: Option<Duration>) -> Response {
     let replica = ReplicaId::from(id);
-    let known = match (admin.running.fleet(), drain) {
-        (Some(fleet), true) => fleet.drain(&replica),
-        (Some(fleet), false) => fleet.undrain(&replica),
+    let known = match (admin.running.fleet(), within) {
+        (Some(fleet), Some(_)) => fleet.drain(&replica, within),
+        (Some(fleet), None) => fleet.undrain(&replica),
         (None, _) => false,
     };
     if known {
-        tracing::info!(replica = id, drain, "drain set through the admin API");
-        Json(json!({"id": id, "draining": drain})).into_response()
+        tracing::info!(replica = id, drain = within.is_some(), ?within, "drain set through the admin API");
+        let seconds = within.map(|timeout| timeout.as_secs_f64());
+        Json(json!({"id": id, "draining": within.is_some(), "timeout_seconds": seconds})).into_response()
     } else {
         problem(StatusCode::NOT_FOUND, "no such replica; GET /admin/replicas lists them")
     }

@@ -159,6 +159,8 @@ pub struct Replica {
     spec: ArcSwap<ReplicaSpec>,
     /// No longer configured: finishes what runs.
     leaving: AtomicBool,
+    /// It drains, and the time for what still runs is over.
+    overdue: AtomicBool,
     books: Mutex<Books>,
     learner: Mutex<Box<Learner>>,
     /// Prompt work done for all its streams.
@@ -201,6 +203,7 @@ impl Replica {
             cache: Cache::default(),
             spec: ArcSwap::new(spec.clone()),
             leaving: AtomicBool::new(false),
+            overdue: AtomicBool::new(false),
             books: Mutex::default(),
             learner: Mutex::new(Box::new(Learner::new(prior))),
             prompt_work_done: AtomicU64::new(0),
@@ -239,6 +242,17 @@ impl Replica {
     /// Whether it is no longer configured.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.load(Relaxed)
+    }
+
+    /// Whether it drains and the time for what still runs is over. Set by `fleet`; whoever forwards an answer asks.
+    #[inline]
+    pub fn overdue(&self) -> bool {
+        self.overdue.load(Relaxed)
+    }
+
+    /// Sets what [`Replica::overdue`] tells.
+    pub fn set_overdue(&self, overdue: bool) {
+        self.overdue.store(overdue, Relaxed);
     }
 
     fn refresh_limits(&self) {

@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::admin::{self, Admin};
 use crate::config;
 use crate::fleet::Fleet;
+use crate::proxy::connections::Connections;
 use crate::proxy::server::{self, ServeOptions, TlsFiles};
 use crate::running::{ReloadOutcome, Running};
 use crate::units::{Clock, SystemClock};
@@ -36,6 +37,8 @@ pub struct Args {
 
 /// The balancer's tick: queues are served on every release too, so this bounds only expiry and decay.
 const TICK: Duration = Duration::from_millis(20);
+/// How often drains are looked at whose time may be over.
+const OVERDUE_EVERY: Duration = Duration::from_millis(200);
 /// How often histories are saved.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// How long an upgrade waits for its tokenizers before it takes the listeners.
@@ -87,6 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let tls = built.tls.clone();
     let reload = reload_hook(running.clone(), tls);
     let connections = built.connections.clone();
+    let drained = built.connections.clone();
     let admin = Admin {
         running: running.clone(),
         address: admin_address,
@@ -104,6 +108,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
     });
     ops.spawn(tick(running.clone()));
+    ops.spawn(end_overdue(running.clone(), drained));
     ops.spawn(keep_histories(running.clone()));
     ops.spawn(reload_on_hangup(reload.clone()));
     ops.spawn(super::successor::start_when_asked());
@@ -173,6 +178,21 @@ async fn tick(running: Arc<Running>) {
     loop {
         interval.tick().await;
         running.balancer.tick();
+    }
+}
+
+/// Ends what still runs on replicas whose drain is over.
+async fn end_overdue(running: Arc<Running>, connections: Arc<Connections>) {
+    let mut interval = tokio::time::interval(OVERDUE_EVERY);
+    loop {
+        interval.tick().await;
+        let Some(fleet) = running.fleet() else { continue };
+        for replica in fleet.overdue() {
+            let ended = connections.end(&replica);
+            if ended > 0 {
+                tracing::warn!(%replica, ended, "its drain is over: what still runs there is ended");
+            }
+        }
     }
 }
 

@@ -97,6 +97,8 @@ pub struct Limits {
     pub stream_idle_timeout: Duration,
     /// A client that takes no byte of its answer for this long is cut. Default 60 s.
     pub slow_reader_timeout: Duration,
+    /// How long the requests of a replica that drains may run on; then they are ended. Default 900 s, as a stop's grace.
+    pub drain_timeout: Duration,
     /// One SSE event, and a non-stream answer read for its usage. Default 10 MiB; past it bytes still pass, unread.
     pub event_bytes: u64,
 }
@@ -117,6 +119,7 @@ impl Default for Limits {
             first_byte_timeout: Duration::from_secs(600),
             stream_idle_timeout: Duration::from_secs(600),
             slow_reader_timeout: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(900),
             event_bytes: 10 << 20,
         }
     }

@@ -16,6 +16,7 @@ use crate::balance::{Balancer, Replica, Settings as BalanceSettings};
 use crate::config::{self, Config, ReplicaSpec};
 use crate::units::{Clock, ModelName, ReplicaId};
 
+use super::bounds::Bounds;
 use super::checks::{Checks, Members};
 use super::discovery::{self, Source, SourceStatus};
 use super::events::TrafficEvent;
@@ -36,6 +37,7 @@ pub struct Fleet {
     home: Arc<Home>,
     members: Members,
     checks: Checks,
+    bounds: Bounds,
     sources: Mutex<Sources>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -94,6 +96,7 @@ impl Fleet {
         let fleet = Arc::new(Fleet {
             checks: Checks::new(&home.balancer, members.clone()),
             members,
+            bounds: Bounds::default(),
             sources: Mutex::new(Sources {
                 balance: balance_settings(config),
                 listed: Vec::new(),
@@ -155,9 +158,22 @@ impl Fleet {
         }
     }
 
-    /// Lets a replica finish what runs and take no more. `false` where there is none of this id.
-    pub fn drain(&self, id: &ReplicaId) -> bool {
-        self.set_drained(id, true)
+    /// Lets a replica finish what runs and take no more; what still runs after `timeout`, or else after
+    /// `limits.drain_timeout`, is ended. `false` where there is none of this id.
+    pub fn drain(&self, id: &ReplicaId, timeout: Option<Duration>) -> bool {
+        if !self.set_drained(id, true) {
+            return false;
+        }
+        let timeout = timeout.unwrap_or(self.home.settings.load().drain_timeout);
+        self.bounds.set(id, self.home.clock.now().after(timeout));
+        true
+    }
+
+    /// Draining replicas whose time is over although requests still run on them; to be asked every so often.
+    pub fn overdue(&self) -> Vec<ReplicaId> {
+        let timeout = self.home.settings.load().drain_timeout;
+        let replicas = self.home.balancer.replicas();
+        self.bounds.overdue(replicas.iter().map(|r| &**r), timeout, self.home.clock.now())
     }
 
     /// Ends a drain by hand; a replica that its configuration drains stays drained.
@@ -337,6 +353,7 @@ fn settings(config: &Config) -> Settings {
         scrape: config.scrape.clone(),
         warmup: config.warmup.clone(),
         first_byte_timeout: config.limits.first_byte_timeout,
+        drain_timeout: config.limits.drain_timeout,
     }
 }
 

@@ -4,10 +4,12 @@
 //! - [`signals`], [`facts`]: what engines tell of their load and of themselves; pure readers.
 //! - `ask`: counting a prompt by the engine's own tokenizer.
 //! - `member`: one replica's client and tasks; `checks`: Pingora's rounds of health checks.
+//! - `bounds`: how long a draining replica's requests may run on; pure.
 //! - [`discovery`]: where replicas come from beside the list.
 //! - [`keeper`]: the [`Fleet`], who ties them together and tells the balancer.
 
 mod ask;
+mod bounds;
 mod checks;
 pub mod client;
 pub mod discovery;

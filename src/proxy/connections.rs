@@ -2,16 +2,35 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+
+use crate::units::ReplicaId;
+
+use super::stream::ConnState;
 
 /// Counts open connections.
 #[derive(Debug, Default)]
 pub struct Connections {
     open: AtomicUsize,
     by_address: Mutex<HashMap<IpAddr, usize>>,
+    /// HTTP/1 connections, by the address of their state, so that those of one replica can be ended.
+    states: Mutex<HashMap<usize, Weak<ConnState>>>,
+}
+
+/// A connection that can be ended; dropping it forgets it.
+#[derive(Debug)]
+pub struct Endable {
+    connections: Arc<Connections>,
+    key: usize,
+}
+
+impl Drop for Endable {
+    fn drop(&mut self) {
+        self.connections.states.lock().remove(&self.key);
+    }
 }
 
 /// One open connection; dropping it gives its place back.
@@ -25,6 +44,20 @@ impl Connections {
     /// Connections that are open now.
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Keeps this connection among those that [`Connections::end`] finds.
+    pub fn endable(self: &Arc<Self>, state: &Arc<ConnState>) -> Endable {
+        let key = Arc::as_ptr(state) as usize;
+        self.states.lock().insert(key, Arc::downgrade(state));
+        Endable { connections: self.clone(), key }
+    }
+
+    /// Ends the exchanges that a replica is answering or owes an answer; how many there were.
+    pub fn end(&self, replica: &ReplicaId) -> usize {
+        let states: Vec<Arc<ConnState>> = self.states.lock().values().filter_map(Weak::upgrade).collect();
+        let served = states.iter().filter(|state| state.is_served_by(replica));
+        served.map(|state| state.set_deadline(Some(std::time::Duration::ZERO))).count()
     }
 
     /// Takes a place, or `None` where `all` or `per_address` (0: no limit) are taken.
@@ -67,6 +100,20 @@ impl Drop for OpenConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_exchanges_of_the_named_replica_are_ended() {
+        let connections = Arc::new(Connections::default());
+        let [a, b, idle] = [0, 1, 2].map(|_| ConnState::new());
+        let known = [&a, &b, &idle].map(|state| connections.endable(state));
+        a.served_by(&ReplicaId::from("a"));
+        b.served_by(&ReplicaId::from("b"));
+        assert_eq!(connections.end(&ReplicaId::from("a")), 1);
+        a.await_request();
+        assert_eq!(connections.end(&ReplicaId::from("a")), 0, "its answer is over");
+        drop(known);
+        assert!(connections.states.lock().is_empty());
+    }
 
     #[test]
     fn connections_are_limited_in_all_and_per_address_and_leave_nothing_behind() {

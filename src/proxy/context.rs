@@ -167,6 +167,11 @@ impl Exchange {
         }
     }
 
+    /// Its replica drains, and the time for what still runs there is over.
+    pub fn is_overdue(&self) -> bool {
+        self.reservation.as_ref().is_some_and(|r| r.replica().overdue())
+    }
+
     /// The answer's header goes to the client: what was kept for another attempt is not needed any more. Prompts are
     /// megabytes and answers take minutes.
     pub fn answer_begins(&mut self) {

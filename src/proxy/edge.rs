@@ -53,6 +53,7 @@ impl Edge {
 
     async fn http1(&self, stream: Stream, peer: Option<IpAddr>, shutdown: &ShutdownWatch) {
         let state = ConnState::new();
+        let _endable = self.connections.endable(&state);
         let mut stream: Stream = Box::new(EdgeStream::new(stream, state.clone()));
         let mut settings: Option<HttpPersistentSettings> = None;
         let mut served = 0u32;

@@ -7,7 +7,7 @@
 mod admit;
 mod answer;
 mod body;
-mod connections;
+pub mod connections;
 mod context;
 mod edge;
 mod finish;

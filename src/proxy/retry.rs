@@ -57,6 +57,11 @@ pub fn after_error(
         e.set_retry(true);
         return e;
     }
+    // Ended by the balancer itself; that is nothing against the replica, and the engine may be generating.
+    if ctx.exchange.as_ref().is_some_and(|x| x.is_overdue()) {
+        e.set_retry(false);
+        return e;
+    }
     if expired || *e.etype() == ErrorType::ReadTimedout {
         let begun = ctx.exchange.as_ref().is_some_and(|x| x.first_content_at.is_some());
         report(running, ctx, if begun { TrafficEvent::StreamStalled } else { TrafficEvent::FirstByteTimeout });

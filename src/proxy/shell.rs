@@ -96,6 +96,9 @@ impl ProxyHttp for Shell {
         let reservation =
             exchange.reservation.as_ref().ok_or_else(|| internal("a request goes out without a reservation"))?;
         exchange.replica = Some(reservation.replica().id().clone());
+        if let Some(conn) = &ctx.conn {
+            conn.served_by(reservation.replica().id());
+        }
         let address = self.running.fleet().and_then(|fleet| fleet.address_of(reservation.replica()));
         upstream::peer(reservation.replica(), address, &epoch.config.limits, &self.tls)
     }
@@ -178,6 +181,9 @@ impl ProxyHttp for Shell {
         end_of_stream: bool,
         ctx: &mut Ctx,
     ) -> Result<Option<Duration>> {
+        if ctx.exchange.as_ref().is_some_and(|x| x.is_overdue()) && !end_of_stream {
+            return Err(internal("its replica is taken out"));
+        }
         answer::body(&self.running, body, end_of_stream, ctx);
         Ok(None)
     }
@@ -240,7 +246,13 @@ fn failure(session: &Session, e: &Error, ctx: &Ctx) -> Option<ApiError> {
         let what = if begun { "sent nothing more" } else { "sent no data" };
         ApiError::new(code, format!("The replica {what} within {key}{span}."))
     };
-    if ctx.conn.as_ref().is_some_and(|c| c.expired()) {
+    let expired = ctx.conn.as_ref().is_some_and(|c| c.expired());
+    let left = *e.esource() == ErrorSource::Downstream && !expired;
+    if !left && ctx.exchange.as_ref().is_some_and(|x| x.is_overdue()) {
+        let message = "The replica is taken out of service, and the time for what still ran there is over.";
+        return Some(ApiError::new(ErrorCode::UpstreamError, message));
+    }
+    if expired {
         return Some(timeout(begun));
     }
     if let Some(error) = &ctx.error {

@@ -27,6 +27,8 @@ use pingora::protocols::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Duration, Instant, Sleep};
 
+use crate::units::ReplicaId;
+
 /// Bytes kept of a client that writes ahead; past them its socket is left unread.
 const HELD_BYTES_MAX: usize = 64 * 1024;
 
@@ -45,6 +47,8 @@ pub struct ConnState {
     expired: std::sync::atomic::AtomicBool,
     /// Bytes of the current request still to be read; `UNKNOWN` until its end is known; 0 while it is answered.
     request_left: AtomicU64,
+    /// A hash of the replica that answers; 0 while none does.
+    served_by: AtomicU64,
     waker: AtomicWaker,
 }
 
@@ -56,6 +60,7 @@ impl ConnState {
             deadline: AtomicU64::new(NEVER),
             expired: std::sync::atomic::AtomicBool::new(false),
             request_left: AtomicU64::new(UNKNOWN),
+            served_by: AtomicU64::new(0),
             waker: AtomicWaker::new(),
         })
     }
@@ -80,6 +85,16 @@ impl ConnState {
         self.expired.load(Ordering::Acquire)
     }
 
+    /// This replica is asked now.
+    pub fn served_by(&self, replica: &ReplicaId) {
+        self.served_by.store(hash(replica), Ordering::Release);
+    }
+
+    /// Whether this replica was asked and its answer is not over.
+    pub fn is_served_by(&self, replica: &ReplicaId) -> bool {
+        self.served_by.load(Ordering::Acquire) == hash(replica)
+    }
+
     /// A request of this many body bytes begins (`None`: chunked).
     pub fn begin_request(&self, body_bytes: Option<u64>) {
         self.deadline.store(NEVER, Ordering::Release);
@@ -89,6 +104,7 @@ impl ConnState {
 
     /// The next request's header is awaited: every byte is wanted.
     pub fn await_request(&self) {
+        self.served_by.store(0, Ordering::Release);
         self.deadline.store(NEVER, Ordering::Release);
         self.request_left.store(UNKNOWN, Ordering::Release);
     }
@@ -104,6 +120,10 @@ impl ConnState {
             micros => Some(self.start + Duration::from_micros(micros)),
         }
     }
+}
+
+fn hash(replica: &ReplicaId) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(replica.as_str().as_bytes()).max(1)
 }
 
 /// See the module's documentation.

@@ -252,7 +252,7 @@ fn draining_by_hand_and_by_configuration_closes_and_opens_again() {
         let list = list(&[&replica.url()]);
         let kept = keep(&config(&list, ""));
         kept.until_gate("r0", Gate::Open).await;
-        assert!(kept.fleet.drain(&"r0".into()) && !kept.fleet.drain(&"r9".into()));
+        assert!(kept.fleet.drain(&"r0".into(), None) && !kept.fleet.drain(&"r9".into(), None));
         assert_eq!(kept.gate("r0"), Some(Gate::Draining));
         kept.apply(&config(&list, ""));
         assert_eq!(kept.gate("r0"), Some(Gate::Draining), "a reload does not end a drain by hand");

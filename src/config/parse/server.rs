@@ -23,6 +23,7 @@ pub(super) const LIMITS: &[&str] = &[
     "first_byte_timeout",
     "stream_idle_timeout",
     "slow_reader_timeout",
+    "drain_timeout",
     "event_bytes",
 ];
 pub(super) const SHUTDOWN: &[&str] = &["drain_window", "grace"];
@@ -98,6 +99,7 @@ pub(super) fn limits(top: &Map<'_>) -> Limits {
     map.set("keepalive", &mut l.keepalive, |n| n.duration(false));
     map.set("first_byte_timeout", &mut l.first_byte_timeout, |n| n.duration(false));
     map.set("stream_idle_timeout", &mut l.stream_idle_timeout, |n| n.duration(false));
+    map.set("drain_timeout", &mut l.drain_timeout, |n| n.duration(true));
     map.set("slow_reader_timeout", &mut l.slow_reader_timeout, |n| n.duration(false));
     map.set("event_bytes", &mut l.event_bytes, Node::bytes);
     l

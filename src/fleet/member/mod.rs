@@ -33,6 +33,7 @@ pub(super) struct Settings {
     pub warmup: config::Warmup,
     /// Our own warm-up requests wait as long as a client's would.
     pub first_byte_timeout: Duration,
+    pub drain_timeout: Duration,
 }
 
 /// What all members share.
