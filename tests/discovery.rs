@@ -83,7 +83,8 @@ impl Load {
             seen == ids
         })
         .await;
-        assert!(served, "{what}: {:?}\n{:#?}\n{}", self.seen.lock(), lb.books().replicas().await, lb.log());
+        let seen = self.seen.lock().clone();
+        assert!(served, "{what}: {seen:?}\n{:#?}\n{}", lb.books().replicas().await, lb.log());
     }
 
     async fn ends(self) -> u64 {
