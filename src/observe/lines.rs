@@ -224,6 +224,6 @@ mod tests {
         open.send(()).unwrap();
         drop(flush);
         let bytes: usize = written.iter().map(|write| write.len()).sum();
-        assert!(bytes <= 2 * HELD_BYTES_MAX && bytes % line.len() == 0, "{bytes}");
+        assert!(bytes <= 2 * HELD_BYTES_MAX && bytes.is_multiple_of(line.len()), "{bytes}");
     }
 }

@@ -6,8 +6,8 @@ use pingora_proxy::Session;
 
 use crate::balance::Outcome;
 use crate::fleet::TrafficEvent;
-use crate::observe::{AccessRecord, Milliseconds};
 use crate::observe::metrics::{OTHER, status_label};
+use crate::observe::{AccessRecord, Milliseconds};
 use crate::running::Running;
 use crate::wire::Usage;
 use crate::wire::engine_error::{self, Verdict};

@@ -108,8 +108,9 @@ pub fn detect(shape: &Shape<'_>) -> Task {
 /// Searchers are made once: making one costs as much as it then takes over a kilobyte.
 static CODE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("```"));
 /// Parts of words that ask for a summary, in English, German, French, Spanish and Chinese.
-static SUMMARY: LazyLock<[Finder<'static>; 7]> =
-    LazyLock::new(|| ["esum", "ummar", "tl;dr", "TL;DR", "usammenfass", "\u{e9}sum", "\u{603b}\u{7ed3}"].map(Finder::new));
+static SUMMARY: LazyLock<[Finder<'static>; 7]> = LazyLock::new(|| {
+    ["esum", "ummar", "tl;dr", "TL;DR", "usammenfass", "\u{e9}sum", "\u{603b}\u{7ed3}"].map(Finder::new)
+});
 
 /// Whether the beginning or the end of a conversation asks for a summary.
 fn asks_for_summary(text: &[u8]) -> bool {
