@@ -11,6 +11,7 @@
 //! Of long prompts every fourth block is kept past the sixteenth, so what is found may fall short by three blocks.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,7 +26,7 @@ const STRIDE: usize = 4;
 const SHARDS: usize = 64;
 /// Replicas under one block. A prefix that more hold is everywhere, and the rest learn of it by being chosen.
 const HOLDERS_MAX: usize = 64;
-/// Blocks in one shard; past it everything dead, then everything, is dropped. 64 × 32,768 entries are some 250 MB.
+/// Blocks in one shard; past it everything dead, then everything, is dropped. 64 × 32,768 entries are some 200 MB.
 const SHARD_BLOCKS_MAX: usize = 32_768;
 /// Where a replica's capacity is unknown, this many tokens are believed to be held.
 const CAPACITY_UNKNOWN: u64 = 200_000;
@@ -98,6 +99,47 @@ struct Holder {
     used: u64,
 }
 
+/// Who holds a block. Nearly always it is one replica, which then costs no memory of its own.
+#[derive(Debug)]
+struct Holders {
+    first: Holder,
+    others: Vec<Holder>,
+}
+
+impl Holders {
+    fn iter(&self) -> impl Iterator<Item = &Holder> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// The replica uses the block now.
+    fn note(&mut self, holder: Holder) {
+        let known = std::iter::once(&mut self.first).chain(&mut self.others).find(|h| h.replica == holder.replica);
+        if let Some(known) = known {
+            known.used = holder.used;
+        } else if self.others.len() < HOLDERS_MAX - 1 {
+            self.others.push(holder);
+        } else {
+            // Which of many is forgotten hardly matters; by turns, none is kept out for good.
+            self.others[(holder.used % (HOLDERS_MAX as u64 - 1)) as usize] = holder;
+        }
+    }
+
+    /// Drops those of whom `keep` says no; false where nobody is left.
+    fn retain(&mut self, keep: impl Fn(&Holder) -> bool) -> bool {
+        self.others.retain(&keep);
+        if keep(&self.first) {
+            return true;
+        }
+        match self.others.pop() {
+            Some(other) => {
+                self.first = other;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
 /// The hashes are good already.
 #[derive(Clone, Copy, Debug, Default)]
 struct AsItIs(u64);
@@ -119,7 +161,7 @@ impl Hasher for AsItIs {
     }
 }
 
-type Shard = HashMap<u64, Vec<Holder>, BuildHasherDefault<AsItIs>>;
+type Shard = HashMap<u64, Holders, BuildHasherDefault<AsItIs>>;
 
 /// One model's index.
 #[derive(Debug)]
@@ -185,7 +227,7 @@ impl PrefixIndex {
             let blocks = blocks_at(position - 1);
             let hash = chain[blocks - 1];
             let shard = self.shard(hash).read();
-            for holder in shard.get(&hash).into_iter().flatten() {
+            for holder in shard.get(&hash).into_iter().flat_map(Holders::iter) {
                 if seen.contains(&holder.replica) {
                     continue;
                 }
@@ -213,15 +255,12 @@ impl PrefixIndex {
             if shard.len() >= SHARD_BLOCKS_MAX && !shard.contains_key(&hash) {
                 shed(&mut shard);
             }
-            let holders = shard.entry(hash).or_default();
-            if let Some(holder) = holders.iter_mut().find(|holder| holder.replica == replica.number) {
-                holder.used = used;
-            } else if holders.len() < HOLDERS_MAX {
-                holders.push(Holder { replica: replica.number, used });
-            } else {
-                // Which of many is forgotten hardly matters; by turns, none is kept out for good.
-                let turn = (used % HOLDERS_MAX as u64) as usize;
-                holders[turn] = Holder { replica: replica.number, used };
+            let holder = Holder { replica: replica.number, used };
+            match shard.entry(hash) {
+                Entry::Occupied(mut known) => known.get_mut().note(holder),
+                Entry::Vacant(new) => {
+                    new.insert(Holders { first: holder, others: Vec::new() });
+                }
             }
         }
     }
@@ -234,8 +273,7 @@ impl PrefixIndex {
                 members
                     .binary_search_by_key(&holder.replica, |replica| replica.number)
                     .is_ok_and(|member| holder.used >= oldest(&members[member]))
-            });
-            !holders.is_empty()
+            })
         });
     }
 }
@@ -354,6 +392,28 @@ mod tests {
         assert_eq!(found[0], (70, 2048));
         assert_eq!(found[1].0, 20);
         assert!((300..=600).contains(&found[1].1), "{found:?}");
+    }
+
+    #[test]
+    fn a_block_s_holders_are_bounded_and_those_who_lose_it_leave() {
+        let members = replicas(HOLDERS_MAX + 20, 1_000_000);
+        let index = PrefixIndex::default();
+        let prompt = chain(1, 1);
+        for member in &members {
+            index.insert(&prompt, member, 16);
+        }
+        let held = || members.iter().filter(|member| index.blocks_held(&prompt, member) == 1).count();
+        assert_eq!(held(), HOLDERS_MAX);
+        for member in &members[..50] {
+            member.cache.forget();
+        }
+        let left = held();
+        assert!((1..=members.len() - 50).contains(&left), "{left}");
+        (0..SHARDS).for_each(|turn| index.sweep(turn, &members));
+        assert_eq!(held(), left, "sweeping takes out only what is lost");
+        members.iter().for_each(|member| member.cache.forget());
+        (0..SHARDS).for_each(|turn| index.sweep(turn, &members));
+        assert!(index.shards.iter().all(|shard| shard.read().is_empty()));
     }
 
     #[test]
