@@ -75,6 +75,7 @@ fn ask(prompt: u64, output: u64) -> Ask {
         model: "m".into(),
         prompt: Tokens(prompt),
         longest: Tokens(prompt),
+        must_hold: Tokens(prompt),
         sequences: 1,
         output: OutputEstimate {
             mean: output as f64,

@@ -12,8 +12,10 @@ pub struct Ask {
     pub model: ModelName,
     /// Tokens of all prompts together.
     pub prompt: Tokens,
-    /// The longest single prompt, which must fit a replica's window.
+    /// The longest single prompt.
     pub longest: Tokens,
+    /// What a replica's window must exceed: the longest prompt, with a margin where that is an estimate.
+    pub must_hold: Tokens,
     /// Sequences the engine will run, at least 1.
     pub sequences: u32,
     /// Of one sequence.

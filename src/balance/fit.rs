@@ -93,7 +93,7 @@ impl<'a> Demand<'a> {
     pub fn fit(&self, replica: &Replica) -> Fit {
         let (traits, figures) = (&replica.traits, &replica.figures);
         let window = traits.window.load(Relaxed);
-        if self.ask.longest.0 >= window {
+        if self.ask.must_hold.0 >= window {
             return Fit::TooLong;
         }
         let sequences = figures.sequences();
@@ -158,6 +158,7 @@ impl<'a> Demand<'a> {
         self.share <= other.share
             && self.ask.prompt >= other.ask.prompt
             && self.ask.longest >= other.ask.longest
+            && self.ask.must_hold >= other.ask.must_hold
             && self.output_most >= other.output_most
             && self.sequences() >= other.sequences()
     }

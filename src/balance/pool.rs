@@ -373,7 +373,7 @@ impl Pool {
     }
 
     fn unbooked(&self, demand: &Demand<'_>) -> Unbooked {
-        let long = demand.ask.longest.0;
+        let long = demand.ask.must_hold.0;
         let windows = self.members.iter().filter(|replica| !replica.is_leaving());
         match windows.map(|replica| replica.traits.window.load(Relaxed)).max() {
             Some(largest) if largest <= long => Unbooked::TooLong(largest),

@@ -129,6 +129,7 @@ pub async fn admit(running: &Arc<Running>, session: &mut Session, ctx: &mut Ctx)
         model: entry.model.name.clone(),
         prompt: weight.prompt.tokens,
         longest: weight.prompt.longest,
+        must_hold: weight.prompt.must_hold(window),
         sequences: weight.sequences.max(1),
         output: weight.output.clone(),
         max_tokens: request.max_tokens,
@@ -393,7 +394,8 @@ pub fn refused(refusal: &Refusal, ask: &Ask) -> ApiError {
         Refusal::ContextLength { prompt, window } => ApiError::new(
             ErrorCode::ContextLengthExceeded,
             format!(
-                "The prompt has {prompt} tokens, and the largest context window of {} is {window} tokens. Shorten the prompt.",
+                "The prompt has {}{prompt} tokens, and the largest context window of {} is {window} tokens. Shorten the prompt.",
+                if ask.must_hold > ask.longest { "about " } else { "" },
                 ask.model
             ),
         )
@@ -449,6 +451,7 @@ pub fn unweighed(entry: &ModelEntry, band: Band, tenant: Option<&TenantState>, w
         model: entry.model.name.clone(),
         prompt: weight.prompt.tokens,
         longest: Tokens(1),
+        must_hold: Tokens(1),
         sequences: 1,
         output: weight.output.clone(),
         max_tokens: None,

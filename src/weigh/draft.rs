@@ -6,14 +6,15 @@ use minijinja::value::Value;
 
 use super::count::tokenizer::Plan;
 use super::count::{Coefficients, CountCache, Tokenizer};
+use super::counted::{CountSource, PromptCount};
 use super::media::Media;
 use super::prompt::message::{Content, Part};
 use super::prompt::prepare::{message_value, vllm_tool};
 use super::prompt::{Chat, Dialect, Form, form, prefix};
 use super::source::Loaded;
 use super::template::{RenderError, Templates};
-use super::weigher::{CountSource, PromptCount, WeighHints};
-use crate::config::{Engine, Model};
+use super::weigher::WeighHints;
+use crate::config::{Engine, Model, TokenizerSource};
 use crate::units::Tokens;
 use crate::wire::{ApiError, ErrorCode, Request};
 
@@ -72,7 +73,7 @@ impl Draft {
     }
 
     /// Texts that must still be encoded.
-    pub fn misses(&self) -> impl Iterator<Item = &str> {
+    pub fn misses(&self) -> impl Iterator<Item = &str> + Clone {
         self.prompts.iter().flat_map(|p| p.plan.misses.iter().map(|miss| &p.text[miss.range.clone()]))
     }
 
@@ -113,18 +114,21 @@ impl Draft {
     /// # Errors
     /// `context_length_exceeded`.
     pub fn refuse_by_count(&self, tokens: u64) -> Result<(), ApiError> {
-        match (self.window, self.truncate) {
-            (Some(window), None) if tokens > window => Err(too_long(window, tokens)),
+        match (self.window, self.truncate, self.source) {
+            // Whether a count with an estimate in it fits is decided with that in mind, by the caller.
+            (_, _, CountSource::Approximate) => Ok(()),
+            (Some(window), None, _) if tokens > window => Err(too_long(window, tokens)),
             _ => Ok(()),
         }
     }
 
-    /// Estimates what is left.
+    /// Estimates what is left, corrected by a few spots of it.
     pub fn approximate(&self) -> PromptCount {
         let approx = self.tokenizer.approx();
+        let factor = self.tokenizer.per_estimate(self.misses());
         let counts = self.prompts.iter().map(|prompt| {
-            let left = prompt.plan.misses.iter().map(|miss| approx.count(&prompt.text[miss.range.clone()]));
-            prompt.plan.known + prompt.added + left.sum::<u64>()
+            let left = prompt.plan.misses.iter().map(|miss| approx.weigh(&prompt.text[miss.range.clone()]));
+            prompt.plan.known + prompt.added + (left.sum::<f64>() * factor).round() as u64
         });
         self.total(counts, CountSource::Approximate)
     }
@@ -150,6 +154,10 @@ fn total(counts: impl Iterator<Item = u64>, truncate: Option<u64>, source: Count
         prompts = prompts.saturating_add(1);
     }
     PromptCount { tokens: Tokens(tokens), prompts: prompts.max(1), longest: Tokens(longest), source }
+}
+
+fn counted((count, bytes): (PromptCount, Vec<u8>)) -> Drafted {
+    Drafted::Count(count, bytes)
 }
 
 fn too_long(window: u64, tokens: u64) -> ApiError {
@@ -180,7 +188,7 @@ pub fn draft(sources: &Sources<'_>, request: &Request, hints: &WeighHints) -> Re
         read => read,
     };
     let tokenizer = sources.loaded.and_then(|loaded| Some((loaded, loaded.tokenizer()?)));
-    let Some((loaded, tokenizer)) = tokenizer else { return Ok(rough(sources, read, truncate)) };
+    let Some((loaded, tokenizer)) = tokenizer else { return Ok(counted(rough(sources, read, truncate))) };
     let new = |prompts: Vec<(String, u64)>, media_tokens| {
         let prompts = prompts
             .into_iter()
@@ -198,7 +206,7 @@ pub fn draft(sources: &Sources<'_>, request: &Request, hints: &WeighHints) -> Re
     let draft = match read {
         Form::Chat(chat) => {
             let Some(templates) = &loaded.templates else {
-                return Ok(rough(sources, Form::Chat(chat), truncate));
+                return Ok(counted(rough(sources, Form::Chat(chat), truncate)));
             };
             let media_tokens = media_tokens(&chat, sources);
             let added = if chat.added { tokenizer.added_single() } else { 0 };
@@ -212,7 +220,7 @@ pub fn draft(sources: &Sources<'_>, request: &Request, hints: &WeighHints) -> Re
                     .param("messages"));
                 }
                 Err(RenderError::Failed(_)) => {
-                    return Ok(rough(sources, Form::read(request, sources.model)?, truncate));
+                    return Ok(counted(rough(sources, Form::read(request, sources.model)?, truncate)));
                 }
             }
         }
@@ -235,7 +243,9 @@ pub fn draft(sources: &Sources<'_>, request: &Request, hints: &WeighHints) -> Re
             let texts = std::iter::once(query).chain(documents);
             new(texts.map(|text| (text, tokenizer.added_single())).collect(), 0)
         }
-        other @ (Form::Unread { .. } | Form::Ids { .. } | Form::Nothing) => return Ok(rough(sources, other, truncate)),
+        other @ (Form::Unread { .. } | Form::Ids { .. } | Form::Nothing) => {
+            return Ok(counted(rough(sources, other, truncate)));
+        }
     };
     draft.refuse_by_length()?;
     Ok(Drafted::Draft(draft))
@@ -348,43 +358,73 @@ fn tag(content: &mut Content) {
     }
 }
 
-/// An estimate without a template, and without a tokenizer where there is none.
-fn rough(sources: &Sources<'_>, read: Form, truncate: Option<u64>) -> Drafted {
-    let default = Coefficients::default();
-    let approx = sources.loaded.and_then(|loaded| loaded.tokenizer()).map_or(&default, |t| t.approx());
-    let mut bytes = Vec::new();
+/// Estimates a request without rendering it. For what takes too long to count.
+///
+/// # Errors
+/// As [`draft`], for a request that contradicts itself.
+pub fn estimated(sources: &Sources<'_>, request: &Request) -> Result<(PromptCount, Vec<u8>), ApiError> {
+    let truncate = form::raw(request, "truncate_prompt_tokens").and_then(|raw| serde_json::from_slice(raw).ok());
+    Ok(rough(sources, Form::read(request, sources.model)?, truncate))
+}
+
+/// The approximation's coefficients where no tokenizer is loaded: of the family that the names tell of.
+fn ready_made(model: &Model) -> Coefficients {
+    let family = match &model.tokenizer {
+        TokenizerSource::Mistral(_) => Coefficients::of_family("mistral"),
+        TokenizerSource::Hub(name) | TokenizerSource::Tiktoken(name) => Coefficients::of_family(name),
+        TokenizerSource::Directory(dir) => {
+            dir.file_name().and_then(|name| Coefficients::of_family(&name.to_string_lossy()))
+        }
+        TokenizerSource::Replica | TokenizerSource::Approximate => None,
+    };
+    family.or_else(|| Coefficients::of_family(model.name.as_str())).unwrap_or_default()
+}
+
+/// An estimate without a template, and without a tokenizer where there is none; with the bytes that the prefix is
+/// chained over.
+fn rough(sources: &Sources<'_>, read: Form, truncate: Option<u64>) -> (PromptCount, Vec<u8>) {
+    let tokenizer = sources.loaded.and_then(|loaded| loaded.tokenizer());
+    let approx = tokenizer.map_or_else(|| ready_made(sources.model), |t| t.approx().clone());
+    let tokens = |texts: &[String]| -> Vec<f64> {
+        let factor = tokenizer.map_or(1.0, |t| t.per_estimate(texts.iter().map(String::as_str)));
+        texts.iter().map(|text| approx.weigh(text) * factor).collect()
+    };
+    let mut bytes = String::new();
     let counts: Vec<u64> = match read {
         Form::Chat(chat) => {
-            let mut tokens = media_tokens(&chat, sources) + TOKENS_TO_ANSWER;
+            let mut texts = Vec::with_capacity(chat.messages.len() + 1);
+            let mut around = media_tokens(&chat, sources) + TOKENS_TO_ANSWER;
             if let Some(tools) = &chat.tools {
                 let text = tools.iter().map(|tool| tool.to_string()).collect::<Vec<_>>().join("\n");
-                tokens += approx.count(&text);
-                bytes.extend_from_slice(text.as_bytes());
+                bytes.push_str(&text);
+                texts.push(text);
             }
             for message in &chat.messages {
-                tokens += TOKENS_PER_MESSAGE;
-                bytes.extend_from_slice(message.role().as_bytes());
+                around += TOKENS_PER_MESSAGE;
+                bytes.push_str(message.role());
                 message.texts(&mut |text| {
-                    tokens += approx.count(text);
-                    bytes.extend_from_slice(text.as_bytes());
+                    bytes.push_str(text);
+                    texts.push(text.to_owned());
                 });
             }
-            vec![tokens]
+            vec![around + tokens(&texts).iter().sum::<f64>().round() as u64]
         }
         Form::Texts { texts, suffix, .. } => {
-            let suffix = suffix.map_or(0, |text| approx.count(&text));
-            bytes.extend_from_slice(texts.first().map_or(&[], |text| text.as_bytes()));
-            texts.iter().map(|text| approx.count(text) + suffix + 1).collect()
+            let suffix = suffix.map_or(0.0, |text| tokens(&[text])[0]);
+            bytes.push_str(texts.first().map_or("", String::as_str));
+            tokens(&texts).iter().map(|count| (count + suffix).round() as u64 + 1).collect()
         }
         Form::Pairs { query, documents } => {
-            let query = approx.count(&query);
-            documents.iter().map(|text| query + approx.count(text) + TOKENS_TO_ANSWER).collect()
+            let query = tokens(&[query])[0];
+            tokens(&documents).iter().map(|count| (query + count).round() as u64 + TOKENS_TO_ANSWER).collect()
         }
         Form::Unread { bytes } => vec![(bytes as u64 / 4).max(1)],
-        Form::Ids { lengths, .. } => lengths,
+        Form::Ids { lengths, first } => {
+            return (total(lengths.into_iter(), truncate, CountSource::TokenIds), first);
+        }
         Form::Nothing => vec![0],
     };
-    Drafted::Count(total(counts.into_iter(), truncate, CountSource::Approximate), bytes)
+    (total(counts.into_iter(), truncate, CountSource::Approximate), bytes.into_bytes())
 }
 
 /// The chain over a request's first prompt, and the tokens in a block of it.

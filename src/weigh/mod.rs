@@ -5,6 +5,7 @@
 
 pub mod answer;
 pub mod count;
+pub mod counted;
 pub mod draft;
 pub mod estimate;
 pub mod loader;
@@ -14,9 +15,10 @@ pub mod source;
 pub mod template;
 pub mod weigher;
 
+pub use counted::{CountSource, PromptCount};
 pub use estimate::{EstimateSource, Histories, OutputEstimate};
 pub use source::replica::ReplicaAsk;
-pub use weigher::{CountSource, PromptCount, TokenizerState, WeighHints, Weigher, Weight};
+pub use weigher::{TokenizerState, WeighHints, Weigher, Weight};
 
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,10 @@ use crate::units::{Clock, ModelName, TenantName, Tokens};
 use crate::wire::{ApiError, Endpoint, Request};
 
 use super::count::cache::CACHE_BYTES;
-use super::count::tokenizer::has_long_run;
+use super::count::cut::has_long_run;
 use super::count::{CountCache, Pool};
+use super::counted::CountSource;
+use super::counted::PromptCount;
 use super::draft::{self, Draft, Drafted, Sources};
 use super::estimate::task::{self, Shape};
 use super::estimate::{Histories, HistoryKey, OutputCaps, OutputEstimate, Task};
@@ -21,49 +23,6 @@ use super::prompt::form;
 use super::source::replica::{self, ReplicaAsk};
 use super::source::{Counting, Loaded};
 use super::template::local_time;
-
-/// How a prompt was counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CountSource {
-    /// The model's own tokenizer and template.
-    Tokenizer,
-    /// Token ids given by the client.
-    TokenIds,
-    /// The engine's own `/tokenize`.
-    Replica,
-    /// The measured approximation: tokenizer not ready, not there, too slow, or media parts.
-    Approximate,
-}
-
-impl CountSource {
-    /// A label value for metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            CountSource::Tokenizer => "tokenizer",
-            CountSource::TokenIds => "token_ids",
-            CountSource::Replica => "replica",
-            CountSource::Approximate => "approximate",
-        }
-    }
-}
-
-/// A prompt's token count.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PromptCount {
-    pub tokens: Tokens,
-    /// Prompts in the request (a list of texts is several); each answers `n` times.
-    pub prompts: u32,
-    /// The longest single prompt, which must fit the window.
-    pub longest: Tokens,
-    pub source: CountSource,
-}
-
-impl PromptCount {
-    /// Whether the engine will report the very same number.
-    pub fn exact(&self) -> bool {
-        self.source != CountSource::Approximate
-    }
-}
 
 /// What one request will cost.
 #[derive(Clone, Debug)]
@@ -133,6 +92,9 @@ impl Default for WeighLimits {
         }
     }
 }
+
+/// Where an estimate leaves open whether a prompt fits its window, the count is waited for this many deadlines more.
+const PATIENCE: u32 = 20;
 
 #[derive(Debug)]
 struct Entry {
@@ -261,7 +223,7 @@ impl Weigher {
         if request.body.len() > self.limits.inline_body_bytes
             && loaded.as_ref().is_some_and(|l| l.tokenizer().is_some())
         {
-            let (send, receive) = tokio::sync::oneshot::channel();
+            let (send, mut receive) = tokio::sync::oneshot::channel();
             let (entry2, cache) = (Arc::clone(entry), Arc::clone(&self.cache));
             let (request2, hints2) = (request.clone(), hints.clone());
             let loaded2 = loaded.clone();
@@ -270,15 +232,19 @@ impl Weigher {
                 // Nobody may be waiting any more; the cache has the counts all the same.
                 let _ = send.send(counted_here(&sources, &request2, &hints2));
             });
-            if queued && let Ok(Ok(counted)) = tokio::time::timeout(deadline, receive).await {
+            if queued && let Ok(Ok(counted)) = tokio::time::timeout(deadline, &mut receive).await {
                 return counted;
             }
-            // Parsing once more here costs a few ms for the largest bodies, and no encoding.
-            let sources = Sources { loaded: None, ..sources };
-            return match draft::draft(&sources, request, hints)? {
-                Drafted::Count(count, text) => Ok((count, text)),
-                Drafted::Draft(draft) => Ok((draft.approximate(), first_text(draft))),
-            };
+            // Parsing once more here costs a few ms for the largest bodies, and encodes 4 KiB.
+            let estimate = draft::estimated(&sources, request)?;
+            let patience = deadline.saturating_mul(PATIENCE);
+            if queued
+                && estimate.0.leaves_open(hints.window)
+                && let Ok(Ok(counted)) = tokio::time::timeout(patience, receive).await
+            {
+                return counted;
+            }
+            return Ok(estimate);
         }
         let draft = match draft::draft(&sources, request, hints)? {
             Drafted::Count(count, text) => return Ok((count, text)),
@@ -289,8 +255,7 @@ impl Weigher {
             return Ok((count, first_text(draft)));
         }
         let draft = Arc::new(draft);
-        let counted = self.count_on_pool(&draft, deadline).await;
-        let count = counted.unwrap_or_else(|| Ok(draft.approximate()))?;
+        let count = self.count_on_pool(&draft, deadline, hints.window).await?;
         let text = match Arc::try_unwrap(draft) {
             Ok(draft) => first_text(draft),
             Err(draft) => draft.prompts.first().map(|prompt| prompt.text.clone().into_bytes()).unwrap_or_default(),
@@ -305,18 +270,32 @@ impl Weigher {
             || bytes <= self.limits.inline_even_bytes && !draft.misses().any(has_long_run)
     }
 
-    async fn count_on_pool(&self, draft: &Arc<Draft>, deadline: Duration) -> Option<Result<PromptCount, ApiError>> {
-        let (send, receive) = tokio::sync::oneshot::channel();
-        let (draft, cache) = (Arc::clone(draft), Arc::clone(&self.cache));
+    /// Counts on the pool; estimates where the queue is full or the deadline passes, unless the estimate leaves open
+    /// whether the prompt fits at all.
+    async fn count_on_pool(
+        &self,
+        draft: &Arc<Draft>,
+        deadline: Duration,
+        window: Option<Tokens>,
+    ) -> Result<PromptCount, ApiError> {
+        let (send, mut receive) = tokio::sync::oneshot::channel();
+        let (draft2, cache) = (Arc::clone(draft), Arc::clone(&self.cache));
         let queued = self.pool.run(move || {
-            let counted = draft.count(&cache);
-            drop(draft);
+            let counted = draft2.count(&cache);
+            drop(draft2);
             let _ = send.send(counted);
         });
-        if !queued {
-            return None;
+        if queued && let Ok(Ok(counted)) = tokio::time::timeout(deadline, &mut receive).await {
+            return counted;
         }
-        tokio::time::timeout(deadline, receive).await.ok()?.ok()
+        let estimate = draft.approximate();
+        if queued
+            && estimate.leaves_open(window)
+            && let Ok(Ok(counted)) = tokio::time::timeout(deadline.saturating_mul(PATIENCE), receive).await
+        {
+            return counted;
+        }
+        Ok(estimate)
     }
 
     async fn ask_replica(

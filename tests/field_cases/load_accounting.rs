@@ -225,6 +225,7 @@ async fn c089() {
         model: ModelName::from("m1"),
         prompt: Tokens(100),
         longest: Tokens(100),
+        must_hold: Tokens(100),
         sequences: 1,
         output: OutputEstimate {
             mean: 50.0,

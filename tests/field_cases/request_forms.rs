@@ -110,8 +110,8 @@ async fn c052() {
     }
     // The prompt alone over the window never touches a replica.
     let before = a.count();
-    // Far enough over it that an estimate, which a loaded machine may fall back to, says the same.
-    let answer = lb.chat(&chat(&"x".repeat(200_000), "")).await;
+    // By one token: so near the window an estimate would not do, and the count is waited for on a loaded machine too.
+    let answer = lb.chat(&chat(&"x".repeat(128_001 - chat_tokens("") as usize), "")).await;
     answer.is_error(400, "context_length_exceeded");
     let message = answer.json()["error"]["message"].as_str().expect("a message").to_owned();
     // Both numbers; the second is a lower bound where counting stopped as soon as it was over the window.

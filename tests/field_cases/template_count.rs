@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::harness::{Reply, Running, Setup, case_bytes, case_text};
+use crate::harness::{Reply, Running, Setup, Upstream, case_bytes, case_text};
 use crate::runner::{Case, case};
 use crate::support::*;
 
@@ -194,6 +194,23 @@ async fn c080() {
             lb.books().metric("weighbridge_tokens_total", &[("kind", "prompt"), ("source", "estimate")]).await;
         assert!(estimated > 0.0, "{tokenizer}: {}", lb.log());
     }
+    // The context check has a margin: what an estimate says may fit is forwarded, and what cannot fit is refused, with
+    // its figure called an estimate.
+    let tokens = |sentences: usize| chat(&"The lorry rolled onto the weighbridge at six. ".repeat(sentences), "");
+    let a = Upstream::start().await;
+    let setup = Setup::new().model("{name: m1, tokenizer: approximate}");
+    let lb = setup.replica_with("a", &a.url(), "max_context_tokens: 1000").start().await;
+    for (sentences, status) in [(60, 200), (85, 200), (110, 200), (200, 400)] {
+        let before = a.count();
+        let answer = lb.chat(&tokens(sentences)).await;
+        assert_eq!(answer.status, status, "{sentences} sentences: {}", answer.text());
+        assert_eq!(a.count() - before, usize::from(status == 200), "{sentences} sentences");
+        if status == 400 {
+            answer.is_error(400, "context_length_exceeded");
+            assert!(answer.text().contains("about"), "{}", answer.text());
+        }
+    }
+    lb.books().settled().await;
     // `replica`: the engine's own /tokenize is asked.
     let (a, lb) = one_with(Setup::new().model("{name: m1, tokenizer: replica}")).await;
     a.replies(|seen| {

@@ -70,6 +70,7 @@ pub(super) fn ask(prompt: u64, output: u64) -> Ask {
         model: ModelName::from(MODEL),
         prompt: Tokens(prompt),
         longest: Tokens(prompt),
+        must_hold: Tokens(prompt),
         sequences: 1,
         output: exactly(output),
         max_tokens: None,

@@ -273,6 +273,7 @@ impl<'a> Fleet<'a> {
             model: self.spec.model.clone(),
             prompt: Tokens(u64::from(r.prompt)),
             longest: Tokens(u64::from(r.prompt)),
+            must_hold: Tokens(u64::from(r.prompt)),
             sequences: 1,
             output,
             max_tokens: r.max_tokens.map(u64::from),

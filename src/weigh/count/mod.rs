@@ -2,6 +2,8 @@
 
 pub mod approx;
 pub mod cache;
+pub mod cut;
+mod families;
 pub mod pool;
 pub mod tokenizer;
 

@@ -33,7 +33,13 @@ async fn a_prompt_that_misses_its_deadline_is_estimated_and_says_so() {
         WeighLimits { deadline: Duration::from_millis(1), deadline_per_byte: Duration::ZERO, ..WeighLimits::default() };
     let models = vec![model("m1", TokenizerSource::Directory(data("data/smollm2")))];
     let histories = Arc::new(Histories::default());
-    let weigher = Weigher::with_limits(&config(models), histories, None, Arc::new(SystemClock::new()), limits);
+    let weigher = Weigher::with_limits(
+        &config(models.clone()),
+        Arc::clone(&histories),
+        None,
+        Arc::new(SystemClock::new()),
+        limits,
+    );
     wait(&weigher);
     // Every thread of the pool is busy until the gate opens.
     let (open, gate) = std::sync::mpsc::channel::<()>();
@@ -50,9 +56,22 @@ async fn a_prompt_that_misses_its_deadline_is_estimated_and_says_so() {
         let exact = smollm2().weigh_here(&name(), &request, &WeighHints::default()).unwrap().prompt.tokens.0 as f64;
         let ratio = weight.prompt.tokens.0 as f64 / exact;
         assert_eq!(weight.prompt.source, CountSource::Approximate);
-        assert!((0.8..1.25).contains(&ratio), "{ratio}");
+        assert!((0.95..1.05).contains(&ratio), "{ratio}");
     }
-    drop(open);
+    // Where the estimate leaves open whether the prompt fits, the count is waited for.
+    let request = chat(&long_body(600));
+    let exact = smollm2().weigh_here(&name(), &request, &WeighHints::default()).unwrap().prompt;
+    let hints = WeighHints { window: Some(exact.longest), ..WeighHints::default() };
+    let opened = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        drop(open);
+    });
+    let limits =
+        WeighLimits { deadline: Duration::from_millis(1), deadline_per_byte: Duration::from_micros(20), ..limits };
+    let patient =
+        Weigher::with_limits(&config(models), histories, Some(&weigher), Arc::new(SystemClock::new()), limits);
+    assert_eq!(patient.weigh(&name(), &request, &hints).await.unwrap().prompt, exact);
+    opened.await.unwrap();
 }
 
 #[test]
@@ -159,27 +178,4 @@ fn hostile_text_is_counted_and_nothing_panics() {
         let body = serde_json::json!({"messages": [{"role": "user", "content": text}]}).to_string();
         assert!(weigh(&weigher, &chat(&body)).unwrap().prompt.tokens.0 > 10);
     }
-}
-
-#[test]
-fn the_approximation_is_within_a_few_percent_of_texts_it_was_not_fitted_to() {
-    let weigher = smollm2();
-    let (_, loaded) = weigher.loaded(&name()).unwrap();
-    let tokenizer = loaded.tokenizer().unwrap();
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let mut errors = Vec::new();
-    // Prose with tables, code, and conversations in many languages with JSON around them.
-    for file in ["docs/weighing.md", "src/weigh/draft.rs", "src/weigh/media.rs", "tests/templates/corpus.jsonl"] {
-        let text = std::fs::read_to_string(root.join(file)).unwrap();
-        let lines: Vec<&str> = text.split_inclusive('\n').collect();
-        for window in lines.chunks(if file.ends_with("jsonl") { 2 } else { 25 }) {
-            let window = window.concat();
-            let ratio = tokenizer.approx().count(&window) as f64 / tokenizer.count(&window) as f64;
-            errors.push((ratio - 1.0).abs());
-        }
-    }
-    errors.sort_by(f64::total_cmp);
-    let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-    let p95 = errors[errors.len() * 95 / 100];
-    assert!(mean < 0.12 && p95 < 0.3, "mean {mean:.3}, p95 {p95:.3} of {}", errors.len());
 }
