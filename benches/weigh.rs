@@ -211,6 +211,36 @@ impl Bench {
         self.row("cold 128k-token prompt", 15, micros(8000), |rng| (None, body(&[("user", prose(rng, 570_000))])));
     }
 
+    /// What a hundred agents cost that send a new turn each within the same second: every conversation is its own, and
+    /// its first 80 turns were seen. CPU time of this thread, so that other load on the machine does not count.
+    fn a_hundred_agents(&mut self) {
+        let mut bodies = Vec::new();
+        for _ in 0..100 {
+            let mut turns: Vec<(&str, String)> =
+                (0..80).map(|i| (if i % 2 == 0 { "user" } else { "assistant" }, prose(&mut self.rng, 5600))).collect();
+            self.weigh(body(&turns));
+            turns.push(("user", prose(&mut self.rng, 800)));
+            bodies.push(body(&turns));
+        }
+        let hints = WeighHints::default();
+        let begun = cpu_time();
+        let mut tokens = 0;
+        for body in bodies {
+            let limits = ParseLimits { json_depth: 128 };
+            let request = Request::parse(Endpoint::ChatCompletions, body, &limits).expect("a body made here");
+            let weight = self.weigher.weigh_here(&self.name, &request, &hints).expect("a conversation made here");
+            assert!(weight.prompt.exact());
+            tokens += weight.prompt.tokens.0;
+        }
+        let spent = cpu_time() - begun;
+        println!(
+            "{:<10} 100 requests a second of agents, {} tokens each, one new turn: {:.1}% of a core  claim < 100%",
+            self.name,
+            tokens / 100,
+            spent.as_secs_f64() * 100.0,
+        );
+    }
+
     fn hostile(&mut self) {
         for (what, text) in [
             ("1 MB of one letter", "a".repeat(1 << 20)),
@@ -225,6 +255,12 @@ impl Bench {
             });
         }
     }
+}
+
+/// CPU time of this thread, by Linux's scheduler.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("a Linux machine");
+    Duration::from_nanos(stat.split(' ').next().and_then(|n| n.parse().ok()).expect("nanoseconds"))
 }
 
 fn estimates() {
@@ -265,6 +301,7 @@ fn main() {
     for name in names {
         let mut bench = Bench { weigher: Arc::clone(&weigher), name, rng: SmallRng::seed_from_u64(42) };
         bench.conversations();
+        bench.a_hundred_agents();
         bench.hostile();
     }
     estimates();

@@ -97,8 +97,35 @@ fn compare(root: &Path, name: &str) -> (usize, usize) {
             }
         }
     }
+    if let Some(tokenizer) = &family.tokenizer {
+        adds_up(name, tokenizer, &corpus);
+    }
     assert!(different.is_empty(), "{} of {same} differ; the first: {}", different.len(), different[0]);
     (same, raised)
+}
+
+/// Counts of random concatenations of texts and special tokens are the sums over their segments.
+fn adds_up(name: &str, tokenizer: &weighbridge::weigh::count::Tokenizer, corpus: &str) {
+    use proptest::prelude::*;
+    let texts: Vec<String> = corpus.lines().flat_map(|line| line.split("\\n")).map(str::to_owned).collect();
+    let piece = prop_oneof![
+        3 => proptest::sample::select(texts),
+        3 => proptest::sample::select(tokenizer.special_texts()),
+        2 => ".{0,12}",
+        2 => "[ \\n\\t\\r]{0,6}",
+    ];
+    let cases = proptest::test_runner::Config { cases: 1000, failure_persistence: None, ..Default::default() };
+    let pieces = proptest::collection::vec(piece, 0..16).prop_map(|pieces| pieces.concat());
+    let outcome = proptest::test_runner::TestRunner::new(cases).run(&pieces, |text| {
+        let cache = CountCache::new(1 << 20);
+        let whole = tokenizer.count(&text);
+        prop_assert_eq!(tokenizer.count_cached(&text, &cache), whole, "cold");
+        prop_assert_eq!(tokenizer.count_cached(&text, &cache), whole, "from the cache");
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{name}: {error}");
+    }
 }
 
 #[test]

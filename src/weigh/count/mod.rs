@@ -4,6 +4,7 @@ pub mod approx;
 pub mod cache;
 pub mod cut;
 mod families;
+mod outer;
 pub mod pool;
 pub mod tokenizer;
 

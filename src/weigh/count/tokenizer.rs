@@ -16,6 +16,7 @@ use tokenizers::pipeline::{
 use super::approx::{Coefficients, SAMPLE};
 use super::cache::{CountCache, SEGMENT_BYTES_MIN, Secret, SegmentKey};
 use super::cut::{floor_boundary, lines, pieces, safe_cut};
+use super::outer::Outer;
 
 /// Spots of a text that are encoded to correct its estimate, and the bytes of each: measured, 2% mean error over 32 KB.
 const SPOTS: usize = 8;
@@ -40,7 +41,7 @@ pub struct Tokenizer {
     approx: Coefficients,
 }
 
-struct Inner(PipelineTokenizer);
+struct Inner(PipelineTokenizer, Option<Outer>);
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -99,23 +100,23 @@ impl Tokenizer {
     /// What is wrong with the file, as the tokenizers library says it.
     pub fn from_json(json: &str) -> Result<Tokenizer, String> {
         let canonical = tokenizers::canonicalize_str(json).map_err(|e| e.to_string())?;
-        match tokenizers::from_json(&canonical) {
-            Ok(inner) => Self::new(inner, u32::MAX),
-            Err(error) => {
-                // Some byte-level vocabularies leave out bytes that no text holds, and this library refuses them.
-                let (whole, stand_ins) = with_every_byte(&canonical).ok_or_else(|| error.to_string())?;
-                let inner = tokenizers::from_json(&whole).map_err(|_| error.to_string())?;
-                Self::new(inner, stand_ins)
+        let (inner, stand_ins) = read(&canonical)?;
+        Self::new(Inner(inner, None), stand_ins).or_else(|error| {
+            let (rest, outer) = Outer::take(&canonical).ok_or(error)?;
+            let (inner, stand_ins) = read(&rest)?;
+            if !outer.suits(&inner) {
+                return Err("its words are cut by a pattern that is not known, after a normalizer".to_owned());
             }
-        }
+            Self::new(Inner(inner, Some(outer)), stand_ins)
+        })
     }
 
     /// Tests and measures a tokenizer that was read.
-    fn new(inner: PipelineTokenizer, stand_ins: u32) -> Result<Tokenizer, String> {
-        let post = inner.get_post_processor();
+    fn new(inner: Inner, stand_ins: u32) -> Result<Tokenizer, String> {
+        let post = inner.0.get_post_processor();
         let (added_single, added_pair) = (post.single.n_special() as u64, post.pair.n_special() as u64);
         let mut tokenizer = Tokenizer {
-            inner: Inner(inner),
+            inner,
             stand_ins,
             secret: Secret::new(),
             splits: false,
@@ -135,7 +136,10 @@ impl Tokenizer {
 
     /// Encodes a text whole.
     fn encode(&self, text: &str, ids: &mut Vec<PipelineToken>) -> Result<(), String> {
-        self.inner.0.encode_into(text, &plain(), ids).map_err(|e| e.to_string())?;
+        match &self.inner.1 {
+            Some(outer) => outer.encode(&self.inner.0, text, &plain(), ids)?,
+            None => self.inner.0.encode_into(text, &plain(), ids).map_err(|e| e.to_string())?,
+        }
         if self.stand_ins != u32::MAX {
             ids.retain(|id| id.id() < self.stand_ins);
         }
@@ -353,7 +357,8 @@ impl Tokenizer {
         longest.max(1) * growth
     }
 
-    fn special_texts(&self) -> Vec<String> {
+    /// The texts of its first special tokens by id, at most 8.
+    pub fn special_texts(&self) -> Vec<String> {
         let added = self.inner.0.get_added_vocabulary().get_added_tokens_decoder();
         let mut texts: Vec<(u32, String)> = added.into_iter().map(|(id, token)| (id, token.content)).collect();
         texts.sort();
@@ -401,6 +406,19 @@ impl Tokenizer {
             true
         };
         made.iter().all(|text| cut(text)) && pieces(SAMPLE, 600, 200).all(cut)
+    }
+}
+
+/// Reads a file, with an entry for each byte its vocabulary leaves out where the library asks for them; the first such
+/// id, else `u32::MAX`.
+fn read(canonical: &str) -> Result<(PipelineTokenizer, u32), String> {
+    match tokenizers::from_json(canonical) {
+        Ok(inner) => Ok((inner, u32::MAX)),
+        Err(error) => {
+            // Some byte-level vocabularies leave out bytes that no text holds, and this library refuses them.
+            let (whole, stand_ins) = with_every_byte(canonical).ok_or_else(|| error.to_string())?;
+            Ok((tokenizers::from_json(&whole).map_err(|_| error.to_string())?, stand_ins))
+        }
     }
 }
 

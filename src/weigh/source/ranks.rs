@@ -42,7 +42,12 @@ pub fn tiktoken(name: &str) -> Result<Tokenizer, String> {
             ));
         }
     };
-    let encoding = built.map_err(|e| e.to_string())?;
+    let (tokens, specials) = vocabulary(&built.map_err(|e| e.to_string())?);
+    build(&tokens, &specials, pattern, None)
+}
+
+/// An encoding's tokens in the order of their ranks, and its special tokens.
+fn vocabulary(encoding: &tiktoken_rs::CoreBPE) -> (Vec<(u32, Vec<u8>)>, Vec<(u32, String)>) {
     let mut specials: Vec<(u32, String)> = encoding
         .special_tokens()
         .into_iter()
@@ -65,7 +70,7 @@ pub fn tiktoken(name: &str) -> Result<Tokenizer, String> {
         }
         id += 1;
     }
-    build(&tokens, &specials, pattern, None)
+    (tokens, specials)
 }
 
 /// Control tokens of files that do not list their own, in the order of their ids.
@@ -215,7 +220,43 @@ mod tests {
     #[test]
     fn tiktoken_encodings_give_the_ids_that_tiktoken_gives() {
         sample_agrees("r50k_base", &tiktoken_rs::r50k_base().unwrap());
+        sample_agrees("p50k_base", &tiktoken_rs::p50k_base().unwrap());
         sample_agrees("cl100k_base", &tiktoken_rs::cl100k_base().unwrap());
+        sample_agrees("o200k_base", &tiktoken_rs::o200k_base().unwrap());
+    }
+
+    #[test]
+    fn tiktoken_encodings_count_as_their_publisher_says() {
+        // From OpenAI's cookbook, "How to count tokens with tiktoken".
+        let texts = ["antidisestablishmentarianism", "2 + 2 = 4", "お誕生日おめでとう"];
+        for (name, counts) in [("p50k_base", [5, 5, 14]), ("cl100k_base", [6, 7, 9]), ("o200k_base", [6, 7, 8])] {
+            let tokenizer = tiktoken(name).unwrap();
+            assert_eq!(texts.map(|text| tokenizer.count(text)), counts, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_no_fast_path_knows_is_exact_all_the_same() {
+        // Letters in sixes, digits in pairs and fours, blanks by a look ahead: no model's, so no grammar of the library's.
+        let patterns = [
+            r"\p{L}{1,6}|\p{N}{1,2}|[^\s\p{L}\p{N}]+|\s+",
+            r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,4}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+",
+        ];
+        let (tokens, specials) = vocabulary(&tiktoken_rs::r50k_base().unwrap());
+        for pattern in patterns {
+            let ranks = tokens.iter().map(|(id, bytes)| (bytes.clone(), *id)).collect();
+            let special = specials.iter().map(|(id, text)| (text.clone(), *id)).collect();
+            let truth = tiktoken_rs::CoreBPE::new(ranks, special, pattern).unwrap();
+            let tokenizer = build(&tokens, &specials, pattern, None).unwrap();
+            let cache = crate::weigh::count::CountCache::new(1 << 20);
+            let long = format!("{}x\nand {}", " ".repeat(5000), "1234567".repeat(800));
+            for text in SAMPLE.split_inclusive('\n').step_by(3).chain([long.as_str(), SAMPLE]) {
+                let text = format!("{text}<|endoftext|>\n\n y{text}");
+                let expected: Vec<u32> = truth.encode_with_special_tokens(&text);
+                assert_eq!(tokenizer.ids(&text, false).unwrap(), expected, "{pattern}: {text:?}");
+                assert_eq!(tokenizer.count_cached(&text, &cache), expected.len() as u64, "{pattern}: {text:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Weighing as a whole: real engines' counts, the field cases, deadlines.
 
+mod additive;
 mod approx;
 mod cases;
 mod engines;
