@@ -13,7 +13,7 @@ use crate::config::{self, Config, Engine, Model};
 use crate::units::{ModelName, SystemClock};
 use crate::weigh::count::tokenizer::SegmentCost;
 use crate::weigh::estimate::learn;
-use crate::weigh::{Histories, TokenizerState, WeighHints, Weigher, Weight};
+use crate::weigh::{CountSource, Histories, TokenizerState, WeighHints, Weigher, Weight};
 use crate::wire::endpoint::{Route, route};
 use crate::wire::{Endpoint, ParseLimits, Request};
 
@@ -192,7 +192,7 @@ impl Report<'_> {
             "prompt": {"tokens": w.prompt.tokens, "prompts": w.prompt.prompts, "longest": w.prompt.longest,
                        "source": w.prompt.source.label(), "exact": w.prompt.exact()},
             "output": {"mean": w.output.mean, "p50": w.output.p50, "p90": w.output.p90,
-                       "source": w.output.source, "confidence": w.output.confidence, "task": w.history.task},
+                       "source": w.output.source, "confidence": (f64::from(w.output.confidence) * 100.0).round() / 100.0, "task": w.history.task},
             "sequences": w.sequences,
             "prefix_blocks": w.prefix.len(),
             "prefix_block_tokens": w.prefix_block_tokens,
@@ -209,23 +209,27 @@ impl Report<'_> {
             println!("tokenizer   failed: {reason}");
         }
         println!("model       {}", self.model);
-        let exact = if w.prompt.exact() { "exact" } else { "approximate" };
+        let how = match w.prompt.source {
+            CountSource::Tokenizer => "exact, by the model's tokenizer",
+            CountSource::TokenIds => "exact, given as token ids",
+            CountSource::Replica => "exact, counted by the engine",
+            CountSource::Approximate => "an estimate: no tokenizer or template, or media parts",
+        };
+        let several = match w.prompt.prompts {
+            0 | 1 => String::new(),
+            n => format!(", in {n} prompts of which the longest has {}", w.prompt.longest),
+        };
+        println!("prompt      {} tokens ({how}){several}", w.prompt.tokens);
+        let times = if w.sequences > 1 { format!(", times {} sequences", w.sequences) } else { String::new() };
         println!(
-            "prompt      {} tokens ({exact}, from the {}), {} prompt(s), the longest {}",
-            w.prompt.tokens,
-            w.prompt.source.label(),
-            w.prompt.prompts,
-            w.prompt.longest
+            "output      {:.0} tokens expected, half of them under {}, {} booked{times}",
+            w.output.mean, w.output.p50, w.output.p90
         );
         println!(
-            "output      {:.0} tokens expected, p50 {}, booked {} ({}, confidence {:.1}, task {}), {} sequence(s)",
-            w.output.mean,
-            w.output.p50,
-            w.output.p90,
+            "            source: {}, confidence {:.1}, task {}",
             w.output.source.label(),
             w.output.confidence,
-            w.history.task.label(),
-            w.sequences
+            w.history.task.label()
         );
         println!(
             "spent       {} µs, {} µs once its segments are known; the tokenizer took {} ms to load",

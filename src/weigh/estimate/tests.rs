@@ -38,14 +38,17 @@ fn p90_covers_85_to_95_percent_after_500_answers_a_task_and_again_1000_after_a_s
     for (task, median, sigma) in tasks {
         coverage(&histories, &key(task), &mut rng, median, sigma, 500);
         let settled = coverage(&histories, &key(task), &mut rng, median, sigma, 1500);
+        println!("{task:?}: p90 covers {:.1}% of 1,500 answers after the first 500", settled * 100.0);
         assert!((0.85..=0.95).contains(&settled), "{task:?}: {settled}");
     }
     for (task, median, sigma) in tasks {
         coverage(&histories, &key(task), &mut rng, median * 4.0, sigma, 1000);
         let recovered = coverage(&histories, &key(task), &mut rng, median * 4.0, sigma, 1000);
+        println!("{task:?}: {:.1}% from 1,000 answers after they became four times as long", recovered * 100.0);
         assert!((0.85..=0.95).contains(&recovered), "{task:?} longer: {recovered}");
         coverage(&histories, &key(task), &mut rng, median / 3.0, sigma, 1000);
         let recovered = coverage(&histories, &key(task), &mut rng, median / 3.0, sigma, 1000);
+        println!("{task:?}: {:.1}% from 1,000 answers after they became a twelfth as long", recovered * 100.0);
         assert!((0.85..=0.95).contains(&recovered), "{task:?} shorter: {recovered}");
     }
 }
@@ -80,6 +83,7 @@ fn a_shifting_mix_of_tasks_moves_no_task_s_own_history() {
     }
     for which in 0..2 {
         let share = under[which] as f64 / answers[which] as f64;
+        println!("shifting mix, {}: {:.1}%", ["classification", "code"][which], share * 100.0);
         assert!((0.85..=0.95).contains(&share), "{which}: {share}");
     }
 }

@@ -74,6 +74,34 @@ async fn a_prompt_that_misses_its_deadline_is_estimated_and_says_so() {
     opened.await.unwrap();
 }
 
+#[tokio::test]
+async fn small_prompts_do_not_wait_while_a_megabyte_is_tokenized() {
+    let weigher = smollm2();
+    // One letter without end is what this kind of tokenizer is slowest at.
+    let large = chat(&serde_json::json!({"messages": [{"role": "user", "content": "a".repeat(1 << 20)}]}).to_string());
+    let begun = std::time::Instant::now();
+    let counted = tokio::spawn({
+        let weigher = Arc::clone(&weigher);
+        async move { weigher.weigh(&name(), &large, &WeighHints::default()).await.map(|weight| weight.prompt) }
+    });
+    tokio::task::yield_now().await;
+    let mut took = Vec::new();
+    while !counted.is_finished() {
+        let small = chat(&format!(r#"{{"messages":[{{"role":"user","content":"Number {} of many."}}]}}"#, took.len()));
+        let begun = std::time::Instant::now();
+        let weight = weigher.weigh(&name(), &small, &WeighHints::default()).await.unwrap();
+        took.push(begun.elapsed());
+        assert!(weight.prompt.exact());
+        tokio::task::yield_now().await;
+    }
+    let whole = begun.elapsed();
+    assert!(counted.await.unwrap().unwrap().exact());
+    took.sort();
+    let (median, p99) = (took[took.len() / 2], took[took.len() * 99 / 100]);
+    println!("1 MB in {whole:?}; meanwhile {} small prompts: median {median:?}, p99 {p99:?}", took.len());
+    assert!(took.len() > 20 && p99 < whole / 4, "{} small ones, p99 {p99:?} of {whole:?}", took.len());
+}
+
 #[test]
 fn what_no_window_holds_is_refused_by_its_length_or_as_soon_as_it_is_counted() {
     let weigher = smollm2();
