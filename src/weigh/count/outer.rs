@@ -3,6 +3,8 @@
 //! It reads such a pattern from a file and then has no engine for it, though one is compiled in. So the pattern is taken
 //! out of the file, words are cut here with the library's own `Split`, and each is encoded by the rest of the file.
 
+use std::ops::Range;
+
 use serde_json::Value as Json;
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pipeline::{
@@ -62,7 +64,7 @@ impl Outer {
                 Segment::Text { text, input_offset } => (text, input_offset),
             };
             let chunk = normalize_all(rest.get_normalizers(), chunk, at).map_err(said)?;
-            let mut words = vec![0..chunk.len()];
+            let mut words: Vec<Range<usize>> = std::iter::once(0..chunk.len()).collect();
             for split in &self.0 {
                 let mut finer = Vec::with_capacity(chunk.len() / 4);
                 for word in words {

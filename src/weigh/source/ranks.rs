@@ -46,8 +46,11 @@ pub fn tiktoken(name: &str) -> Result<Tokenizer, String> {
     build(&tokens, &specials, pattern, None)
 }
 
+/// Ids with what they stand for.
+type Ranked<T> = Vec<(u32, T)>;
+
 /// An encoding's tokens in the order of their ranks, and its special tokens.
-fn vocabulary(encoding: &tiktoken_rs::CoreBPE) -> (Vec<(u32, Vec<u8>)>, Vec<(u32, String)>) {
+fn vocabulary(encoding: &tiktoken_rs::CoreBPE) -> (Ranked<Vec<u8>>, Ranked<String>) {
     let mut specials: Vec<(u32, String)> = encoding
         .special_tokens()
         .into_iter()
