@@ -189,7 +189,8 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = rest.find("{%") {
-        let Some(len) = rest[at..].find("%}") else { break };
+        // Behind the opening: `{%}` opens and does not close.
+        let Some(len) = rest[at + 2..].find("%}").map(|len| len + 2) else { break };
         let tag = &rest[at..at + len + 2];
         let inner = tag[2..tag.len() - 2].trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         out.push_str(&rest[..at]);
@@ -202,4 +203,18 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generation_tags_print_nothing_and_half_a_tag_is_no_tag() {
+        let source = "a{%- generation %}b{% endgeneration -%}c{% if x %}";
+        assert_eq!(without_generation_tags(source), "a{%- if true %}b{% endif -%}c{% if x %}");
+        for odd in ["{%}", "{%", "{%}%}", "{%-%}", "a{%}b{% generation"] {
+            assert_eq!(without_generation_tags(odd), odd);
+        }
+    }
 }
