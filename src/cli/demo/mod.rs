@@ -49,9 +49,8 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What is still running this long after the last arrival is cut, as a share of the run, and at least.
-const DRAIN_SHARE: f64 = 0.5;
-const DRAIN_MIN: Duration = Duration::from_secs(10);
+/// What is still running this long after the last arrival is cut.
+const DRAIN: Duration = Duration::from_secs(60);
 /// The live table is drawn this often.
 const DRAW: Duration = Duration::from_millis(500);
 
@@ -96,7 +95,7 @@ async fn perform(args: &Args) -> anyhow::Result<()> {
     for &policy in &args.policy {
         let stage = Stage::set(&shape, &args.fleet.0, policy).await?;
         let tally = Arc::new(Tally::default());
-        let played = one(&stage, policy, &requests, seconds, Arc::clone(&tally), &mut live).await;
+        let played = one(&stage, policy, &requests, Arc::clone(&tally), &mut live).await;
         stage.take_down().await;
         let played = played?;
         live.keep(&tally);
@@ -136,7 +135,6 @@ async fn one(
     stage: &Stage,
     policy: SimPolicy,
     requests: &[SimRequest],
-    seconds: f64,
     tally: Arc<Tally>,
     live: &mut Live,
 ) -> anyhow::Result<Vec<Played>> {
@@ -145,7 +143,7 @@ async fn one(
         model: MODEL.to_owned(),
         api_key: None,
         bands: Vec::new(),
-        drain: DRAIN_MIN.max(Duration::from_secs_f64(seconds * DRAIN_SHARE)),
+        drain: DRAIN,
     };
     let started = Instant::now();
     let booked = Arc::new(Mutex::new(BTreeMap::new()));

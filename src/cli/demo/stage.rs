@@ -141,7 +141,7 @@ fn yaml(
 ) -> String {
     let mut text = format!(
         "listen: [{{address: {listen}}}]\nadmin: {{address: {admin}}}\n\
-         shutdown: {{drain_window: 0s, grace: 1s}}\n\
+         shutdown: {{drain_window: 0s, grace: 1s}}\nwarmup: {{ramp: 0s}}\n\
          models: [{{name: {MODEL}, tokenizer: replica}}]\nbalance: {{policy: {policy}}}\nreplicas:\n"
     );
     for (id, address, shape) in replicas {
