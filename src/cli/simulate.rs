@@ -1,9 +1,11 @@
 //! `weighbridge simulate`: policies compared on a virtual clock.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -11,10 +13,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::config::{self, Config};
+use crate::sim::driver::{self, Tally, Target};
 use crate::sim::engine::EngineShape;
 use crate::sim::fleet::{self, FaultScript, FleetSpec, Foresight, Member, Run, RunOptions, SimPolicy, default_bands};
 use crate::sim::mix::{self, Mix, SimRequest, Traffic};
-use crate::sim::stats::{self, Objectives, Summary};
+use crate::sim::stats::{self, Objectives, Record, Summary};
 use crate::sim::{plot, trace};
 
 /// Policies compared on a virtual clock: the real balancer before simulated replicas.
@@ -74,6 +77,16 @@ pub struct Args {
     /// Report on the requests of this band alone: 0 is the highest.
     #[arg(long)]
     pub band: Option<u8>,
+    /// Play the traffic in real time against this server instead, such as http://127.0.0.1:8080. Answers have their
+    /// lengths where simulated replicas give them.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["find_replicas", "faults", "plot", "seeds", "policy"])]
+    pub live: Option<String>,
+    /// With --live: the model to ask for.
+    #[arg(long, default_value = "sim")]
+    pub model: String,
+    /// With --live: a file with the key to send.
+    #[arg(long, requires = "live")]
+    pub api_key_file: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -179,6 +192,8 @@ impl Slo {
     }
 }
 
+/// What is still running live this long after the last arrival is cut.
+const LIVE_DRAIN: Duration = Duration::from_secs(600);
 /// A fleet larger than this is not looked for.
 const REPLICAS_MAX: usize = 256;
 
@@ -199,6 +214,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
     if plan.args.find_replicas {
         return plan.find_replicas();
+    }
+    if let Some(url) = &plan.args.live {
+        return plan.live(url);
     }
     let started = Instant::now();
     let bar = plan.bar(plan.policies.len() as u64 * plan.args.seeds);
@@ -350,6 +368,46 @@ impl Plan {
         let curves: Vec<plot::Curve<'_>> =
             runs.iter().map(|(policy, run)| plot::Curve { name: policy.name(), run }).collect();
         plot::draw(path, &self.title(), &curves)
+    }
+
+    /// The traffic in real time against a server.
+    fn live(&self, url: &str) -> anyhow::Result<()> {
+        let api_key = match &self.args.api_key_file {
+            Some(file) => {
+                let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+                Some(text.trim().to_owned())
+            }
+            None => None,
+        };
+        let target = Target {
+            base_url: url.trim_end_matches('/').to_owned(),
+            model: self.args.model.clone(),
+            api_key,
+            bands: self.config.iter().flat_map(|c| &c.bands).map(|b| b.name.clone()).collect(),
+            drain: LIVE_DRAIN,
+        };
+        let requests = self.requests(&self.fleet, self.args.seed);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let played = runtime.block_on(driver::play(&requests, &target, Arc::new(Tally::default())))?;
+        let records: Vec<Record> = played.iter().map(|p| p.record).collect();
+        let mut taken: BTreeMap<&str, f64> = BTreeMap::new();
+        for played in &played {
+            if let Some(replica) = &played.replica {
+                *taken.entry(replica).or_default() += f64::from(played.record.output);
+            }
+        }
+        // Not engines' busy time, which only they know: the tokens each sent.
+        let tokens: Vec<f64> = taken.values().copied().collect();
+        let summaries = [Summary::of("live", &records, self.objectives, &tokens)];
+        if self.args.json {
+            println!("{:#}", stats::json(&summaries));
+        } else {
+            println!("{}\n{}", self.title(), stats::table(&summaries));
+        }
+        if let Some(fault) = played.iter().find_map(|p| p.fault.as_deref()) {
+            eprintln!("not every request was answered; the first: {fault}");
+        }
+        Ok(())
     }
 
     /// The same traffic before more and more replicas: the given fleet's, over and over.
