@@ -9,6 +9,7 @@ use crate::units::{Band, Time};
 
 use super::ask::{Ask, Refusal};
 use super::balancer::{Admission, Balancer, NO_REPLICA, State, Ticket, Waiter};
+use super::fit::Terms;
 use super::pool::Pool;
 use super::queue::{self, Line, Place, Waiting};
 use super::reservation::Reservation;
@@ -31,6 +32,22 @@ thread_local! {
     /// Whether this thread serves queues now; a release in between asks it to look once more instead of nesting.
     static SERVING: Cell<bool> = const { Cell::new(false) };
     static AGAIN: Cell<bool> = const { Cell::new(false) };
+    /// The terms of the placement that this thread is making, which goes through the shell's [`super::Placer`].
+    static TERMS: Cell<Terms> = const { Cell::new(Terms::Now) };
+}
+
+/// The terms of the placement that this thread is making.
+pub(super) fn terms() -> Terms {
+    TERMS.get()
+}
+
+/// Puts the terms back, come what may.
+struct OnTerms;
+
+impl Drop for OnTerms {
+    fn drop(&mut self) {
+        TERMS.set(Terms::Now);
+    }
 }
 
 impl Balancer {
@@ -43,7 +60,8 @@ impl Balancer {
         };
         let now = self.home.clock.now();
         if !self.others_first(&state, pool, &ask, now) {
-            match self.place(&ask, &[]) {
+            let waits = queue::band(&state.settings.bands, usize::from(ask.band.0)).queue.requests > 0;
+            match self.place_on(if waits { Terms::Waits } else { Terms::Now }, &ask) {
                 Ok(reservation) => return Admission::Placed(reservation),
                 Err(Refusal::NoCapacity { .. }) => {}
                 Err(refusal) => return Admission::Refused(refusal),
@@ -55,6 +73,12 @@ impl Balancer {
             self.serve();
         }
         admission
+    }
+
+    fn place_on(self: &Arc<Self>, terms: Terms, ask: &Arc<Ask>) -> Result<Reservation, Refusal> {
+        TERMS.set(terms);
+        let _until_then = OnTerms;
+        self.place(ask, &[])
     }
 
     /// Whether somebody waits who has a better right to the room that there may be.
@@ -187,33 +211,51 @@ impl Balancer {
     ) -> Option<(u64, Band, Result<Reservation, Refusal>)> {
         let mut refused: Vec<Arc<Ask>> = Vec::new();
         let mut kept_for = None;
+        let (mut before, mut tried) = (Vec::new(), 0);
         for (id, level) in queue.in_turn(&state.settings.bands, now, CONSIDERED_PER_LOOK) {
-            if refused.len() >= TRIED_PER_LOOK {
+            if tried >= TRIED_PER_LOOK {
                 break;
             }
             let Some(place) = queue.get_mut(id) else { continue };
             let demand = state.demand(&place.what.ask, now);
             if !refused.iter().any(|ask| demand.no_smaller_than(&state.demand(ask, now))) {
-                match self.place(&place.what.ask, &[]) {
-                    Ok(reservation) => return Some((id, level, Ok(reservation))),
+                tried += 1;
+                let terms = if level < place.band { Terms::Risen } else { Terms::Waits };
+                match self.place_on(terms, &place.what.ask) {
+                    Ok(reservation) => {
+                        passed(queue, &before, now);
+                        return Some((id, level, Ok(reservation)));
+                    }
                     // Its window is gone, or its model: waiting does not help.
                     Err(refusal @ Refusal::ContextLength { .. }) => return Some((id, level, Err(refusal))),
                     Err(refusal @ Refusal::NoReplica { .. }) if pool.is_gone() => {
                         return Some((id, level, Err(refusal)));
                     }
+                    // What waits for one replica by choice says nothing of what others find.
+                    Err(_) if pool.has_room(&demand) => {}
                     Err(_) => refused.push(place.what.ask.clone()),
                 }
             }
-            let since = *place.what.passed_since.get_or_insert(now);
-            if kept_for.is_none() && now.since(since) > PASSED_MAX {
-                pool.keep_one_for(&demand);
+            let passed_for_long = place.what.passed_since.is_some_and(|since| now.since(since) > PASSED_MAX);
+            if kept_for.is_none() && passed_for_long && !pool.has_room(&demand) {
+                pool.keep_one_for(&demand, level);
                 kept_for = Some(id);
             }
+            before.push(id);
         }
         if kept_for.is_none() {
             pool.kept.keep.release();
         }
         None
+    }
+}
+
+/// Others were placed before these, which did not fit.
+fn passed(queue: &mut Line<Waiting>, ids: &[u64], now: Time) {
+    for &id in ids {
+        if let Some(place) = queue.get_mut(id) {
+            place.what.passed_since.get_or_insert(now);
+        }
     }
 }
 

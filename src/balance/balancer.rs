@@ -12,8 +12,9 @@ use parking_lot::Mutex;
 use crate::config::{Balance, BandSpec, Regions, ReplicaSpec};
 use crate::units::{Band, Clock, ModelName, ReplicaId, Time, Tokens};
 
+use super::admission;
 use super::ask::{Ask, Refusal};
-use super::fit::Demand;
+use super::fit::{Demand, Terms};
 use super::pool::{Kept, Pool};
 use super::queue::{self, Ahead};
 use super::replica::{Home, Replica, ReplicaView};
@@ -233,7 +234,8 @@ impl Balancer {
         let Some(pool) = state.pool(&ask.model) else {
             return Err(NO_REPLICA);
         };
-        let demand = state.demand(ask, self.home.clock.now());
+        let terms = if tried.is_empty() { admission::terms() } else { Terms::Now };
+        let demand = state.demand(ask, self.home.clock.now()).on(terms);
         match pool.place(&demand, tried) {
             Ok(booked) => Ok(Reservation::new(booked, ask.clone())),
             Err(why) => Err(pool.refusal(&demand, why, Ahead::default())),

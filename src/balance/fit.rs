@@ -9,7 +9,7 @@ use crate::config::BandSpec;
 use crate::units::Time;
 
 use super::ask::Ask;
-use super::ledger::{Entry, WEIGHT_UNIT};
+use super::ledger::{BANDS, Entry, SPREAD_MAX, WEIGHT_UNIT};
 use super::remaining;
 use super::replica::{Replica, UNLIMITED};
 
@@ -23,6 +23,22 @@ pub(super) enum Fit {
     TooLong,
 }
 
+/// On which terms a place is looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Terms {
+    /// Now or not at all.
+    #[default]
+    Now,
+    /// What finds no good place waits in the queue.
+    Waits,
+    /// The same, and it waited so long that it is served in a higher band's turn.
+    Risen,
+}
+
+/// A request of a lower band is not sent where prompts of more than this many seconds are yet to be computed, about a
+/// decode step's time: in an engine it would stand before whatever a higher band sends next, in the queue it does not.
+const BEHIND_SECONDS_MAX: f64 = 0.02;
+
 /// A request, with what its band and the moment make of it.
 #[derive(Clone, Debug)]
 pub(super) struct Demand<'a> {
@@ -33,6 +49,9 @@ pub(super) struct Demand<'a> {
     /// What a second of it is worth.
     pub weight: f64,
     pub ttft_weight: f64,
+    pub terms: Terms,
+    /// Its band, cut to what ledgers tell apart.
+    band: u8,
     /// Output tokens of one sequence: expected, and as many as it may become by the percentile.
     output: u64,
     output_most: u64,
@@ -57,11 +76,18 @@ impl<'a> Demand<'a> {
             share: band.share,
             weight: band.weight,
             ttft_weight,
+            terms: Terms::Now,
+            band: ask.band.0.min(BANDS as u8 - 1),
             output,
             output_most,
             whole: whole(output),
             whole_most: whole(output_most),
         }
+    }
+
+    /// The same on these terms.
+    pub fn on(self, terms: Terms) -> Demand<'a> {
+        Demand { terms, ..self }
     }
 
     /// Output tokens of one sequence there, for load.
@@ -75,17 +101,41 @@ impl<'a> Demand<'a> {
         u64::from(self.ask.sequences.max(1))
     }
 
-    /// KV tokens it books there: never more than the replica has, so that an empty one takes it.
+    /// KV tokens it is expected to become there, and how many more it may: together never more than the replica has, so
+    /// that an empty one takes it.
     #[inline(always)]
-    fn kv(&self, window: u64, capacity: u64) -> u64 {
+    fn kv(&self, window: u64, capacity: u64) -> (u64, u64) {
         let left = window.saturating_sub(self.ask.longest.0);
-        let whole = if left >= self.output_most { self.whole_most } else { self.cut_short(left) };
-        whole.min(capacity)
+        let (whole, most) = if left >= self.output_most.max(self.output) {
+            (self.whole, self.whole_most)
+        } else {
+            (self.cut_short(left.min(self.output)), self.cut_short(left.min(self.output_most)))
+        };
+        let most = most.min(capacity);
+        let whole = whole.min(most);
+        (whole, (most - whole).min(SPREAD_MAX))
     }
 
     #[cold]
     fn cut_short(&self, output: u64) -> u64 {
         self.ask.prompt.0.saturating_add(output.saturating_mul(self.sequences())).min(TOKENS_MAX)
+    }
+
+    /// Whether it should be placed there: it fits, and does not stand behind prompts that it can wait for elsewhere.
+    #[inline(always)]
+    pub fn fit_on_its_terms(&self, replica: &Replica) -> Fit {
+        if self.terms == Terms::Now || self.band == 0 { self.fit(replica) } else { self.fit_of_a_lower_band(replica) }
+    }
+
+    fn fit_of_a_lower_band(&self, replica: &Replica) -> Fit {
+        let fit = self.fit(replica);
+        // Where none of its band runs nothing is asked of it: so no band starves, whatever the others do.
+        let alone = replica.figures.of_band(self.band) == 0;
+        match fit {
+            Fit::Fits if !alone && replica.prompts_seconds() > BEHIND_SECONDS_MAX => Fit::Full,
+            Fit::Full if alone && self.terms == Terms::Risen => Demand { share: 1.0, ..self.clone() }.fit(replica),
+            _ => fit,
+        }
     }
 
     /// Whether it fits by the replica's books. A statement about this moment, unless the books are locked.
@@ -110,7 +160,10 @@ impl<'a> Demand<'a> {
         if capacity == UNLIMITED {
             return Fit::Fits;
         }
-        if figures.kv() + self.kv(window, capacity) <= self.room(capacity) { Fit::Fits } else { Fit::Full }
+        let (kv, spread) = self.kv(window, capacity);
+        // Whether Σ kv + √(Σ spread²) stays within the room, without the root.
+        let Some(left) = self.room(capacity).checked_sub(figures.kv() + kv) else { return Fit::Full };
+        if figures.spread_squares() + spread * spread <= left.saturating_mul(left) { Fit::Fits } else { Fit::Full }
     }
 
     /// Sequences that this band may fill there. Places are shared as memory is: a band that may fill half of a replica
@@ -143,9 +196,11 @@ impl<'a> Demand<'a> {
         let room = if capacity == UNLIMITED {
             0
         } else {
-            (figures.kv() + self.kv(window, capacity)).saturating_sub(self.room(capacity))
+            let (kv, spread) = self.kv(window, capacity);
+            let squares = figures.spread_squares() + spread * spread;
+            (figures.kv() + kv + squares.isqrt()).saturating_sub(self.room(capacity))
         };
-        part(places, figures.sequences()).max(part(room, figures.kv()))
+        part(places, figures.sequences()).max(part(room, figures.booked()))
     }
 
     /// What it weighs where tenants take turns and waits are projected.
@@ -168,8 +223,10 @@ impl<'a> Demand<'a> {
         let window = replica.traits.window.load(Relaxed);
         let capacity = replica.traits.capacity.load(Relaxed);
         let ask = self.ask;
+        let (kv, spread) = self.kv(window, capacity);
         Entry {
-            kv: self.kv(window, capacity),
+            kv,
+            spread,
             prefill: ask.prompt.0.saturating_sub(cached),
             prefill_work: self.prompt_work(replica, cached).ceil() as u64,
             remaining: self.output(window),
@@ -177,6 +234,7 @@ impl<'a> Demand<'a> {
             context: ask.prompt.0,
             weight: (self.weight * WEIGHT_UNIT).round().max(0.0) as u64,
             silent: !ask.stream,
+            band: self.band,
         }
     }
 

@@ -14,6 +14,12 @@ pub(super) const BUCKETS: usize = 32;
 /// Band weights are kept in thousandths, so that sums stay whole.
 pub(super) const WEIGHT_UNIT: f64 = 1000.0;
 
+/// Bands whose entries are told apart; those below the last of these count as it.
+pub(super) const BANDS: usize = 8;
+
+/// A spread's square stays small enough for sums of 65,000 of them.
+pub(super) const SPREAD_MAX: u64 = 1 << 24;
+
 /// The class of a remaining length.
 pub(super) fn bucket(remaining: u64) -> usize {
     if remaining < 2 {
@@ -27,8 +33,10 @@ pub(super) fn bucket(remaining: u64) -> usize {
 /// What one reservation holds on a replica at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// KV tokens: the prompt and the answers as long as they may become.
+    /// KV tokens: the prompt and the answers at their expected length, so many of them as there will be at the end.
     pub kv: u64,
+    /// How many more it may become, by the configured percentile: at most [`SPREAD_MAX`].
+    pub spread: u64,
     /// Prompt tokens the replica has yet to compute.
     pub prefill: u64,
     /// The same, with attention's growth over the prompt counted in.
@@ -42,11 +50,24 @@ pub(super) struct Entry {
     pub weight: u64,
     /// Sends no tokens before its end, so time draws it down.
     pub silent: bool,
+    /// Its band, cut to what is told apart.
+    pub band: u8,
 }
 
 impl Entry {
     fn decode(&self) -> u64 {
         self.remaining * u64::from(self.sequences)
+    }
+
+    /// Takes what it is now expected to become. As long as it holds no more than it was booked for, it stays within
+    /// that; an answer that grew past its booking holds what it holds, and what it is expected to add is booked too.
+    pub fn expect(&mut self, kv: u64) {
+        if kv <= self.kv {
+            return;
+        }
+        let most = self.kv + self.spread;
+        self.kv = if self.context > most { kv } else { kv.min(most) };
+        self.spread = most.saturating_sub(self.kv);
     }
 }
 
@@ -60,6 +81,8 @@ pub(super) struct Figures {
     /// When it was chosen last, on the pool's count of choices.
     chosen: AtomicU64,
     kv: AtomicU64,
+    /// Σ spread².
+    spread_squares: AtomicU64,
     sequences: AtomicU64,
     prefill: AtomicU64,
     decode: AtomicU64,
@@ -77,6 +100,8 @@ struct Classes {
     weights: [AtomicU64; BUCKETS],
     /// Weight × remaining.
     tokens: [AtomicU64; BUCKETS],
+    /// Entries of each band.
+    bands: [AtomicU64; BANDS],
 }
 
 fn add(sum: &AtomicU64, n: u64) {
@@ -99,8 +124,22 @@ impl Figures {
         self.chosen.load(Relaxed)
     }
 
+    /// KV tokens that all entries are expected to become.
     pub fn kv(&self) -> u64 {
         self.kv.load(Relaxed)
+    }
+
+    /// Σ spread² over the entries.
+    pub fn spread_squares(&self) -> u64 {
+        self.spread_squares.load(Relaxed)
+    }
+
+    /// KV tokens booked: what all entries together become at the percentile that each is booked at. Answers' lengths
+    /// are independent, so it is their spreads' squares that add up.
+    pub fn booked(&self) -> u64 {
+        let squares = self.spread_squares();
+        let root = squares.isqrt();
+        self.kv() + root + u64::from(root * root < squares)
     }
 
     pub fn sequences(&self) -> u64 {
@@ -127,6 +166,11 @@ impl Figures {
         self.prefill_work.load(Relaxed)
     }
 
+    /// Entries of a band.
+    pub fn of_band(&self, band: u8) -> u64 {
+        self.classes.bands[usize::from(band) % BANDS].load(Relaxed)
+    }
+
     /// Σ weight over the entries.
     pub fn weight_sum(&self) -> f64 {
         self.weights.load(Relaxed) as f64 / WEIGHT_UNIT
@@ -149,6 +193,7 @@ impl Figures {
 
     fn add(&self, entry: &Entry) {
         add(&self.kv, entry.kv);
+        add(&self.spread_squares, entry.spread * entry.spread);
         add(&self.sequences, u64::from(entry.sequences));
         add(&self.prefill, entry.prefill);
         add(&self.prefill_work, entry.prefill_work);
@@ -159,10 +204,12 @@ impl Figures {
         let class = bucket(entry.remaining);
         add(&self.classes.weights[class], entry.weight);
         add(&self.classes.tokens[class], entry.weight * entry.remaining);
+        add(&self.classes.bands[usize::from(entry.band) % BANDS], 1);
     }
 
     fn sub(&self, entry: &Entry) {
         sub(&self.kv, entry.kv);
+        sub(&self.spread_squares, entry.spread * entry.spread);
         sub(&self.sequences, u64::from(entry.sequences));
         sub(&self.prefill, entry.prefill);
         sub(&self.prefill_work, entry.prefill_work);
@@ -173,6 +220,7 @@ impl Figures {
         let class = bucket(entry.remaining);
         sub(&self.classes.weights[class], entry.weight);
         sub(&self.classes.tokens[class], entry.weight * entry.remaining);
+        sub(&self.classes.bands[usize::from(entry.band) % BANDS], 1);
     }
 }
 
@@ -241,7 +289,7 @@ impl Books {
     fn check_idle(&self, figures: &Figures) {
         if figures.requests() == 0 {
             debug_assert_eq!(
-                (figures.kv(), figures.sequences(), figures.prefill(), figures.decode(), figures.context()),
+                (figures.booked(), figures.sequences(), figures.prefill(), figures.decode(), figures.context()),
                 (0, 0, 0, 0, 0),
                 "an idle ledger is not zero"
             );
@@ -257,6 +305,7 @@ impl Books {
         let list = |f: &Figures| {
             let mut all = vec![
                 f.kv(),
+                f.spread_squares(),
                 f.sequences(),
                 f.prefill(),
                 f.prefill_work(),
@@ -265,7 +314,9 @@ impl Books {
                 f.context(),
                 f.weights.load(Relaxed),
             ];
-            all.extend(f.classes.weights.iter().chain(&f.classes.tokens).map(|sum| sum.load(Relaxed)));
+            all.extend(
+                f.classes.weights.iter().chain(&f.classes.tokens).chain(&f.classes.bands).map(|sum| sum.load(Relaxed)),
+            );
             all
         };
         let (kept, summed) = (list(figures), list(&fresh));

@@ -12,6 +12,12 @@ pub(super) trait Policy: fmt::Debug + Send + Sync {
     /// The score; never negative, never NaN. What is sure to be above `bound` may be given as infinite.
     fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64, bound: f64) -> f64;
 
+    /// Whether its scores are seconds in which a prompt that is computed elsewhere counts, so that waiting can be weighed
+    /// against them.
+    fn prices_prefixes(&self) -> bool {
+        false
+    }
+
     /// Of how many replicas, drawn at random, the best is taken; `None` for all.
     fn sample(&self) -> Option<usize> {
         None
@@ -23,6 +29,10 @@ pub(super) trait Policy: fmt::Debug + Send + Sync {
 pub(super) struct TokenLoad;
 
 impl Policy for TokenLoad {
+    fn prices_prefixes(&self) -> bool {
+        true
+    }
+
     #[inline(always)]
     fn score(&self, replica: &Replica, demand: &Demand<'_>, cached: u64, bound: f64) -> f64 {
         let (traits, figures) = (&replica.traits, &replica.figures);

@@ -2,17 +2,17 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::config::PolicyName;
-use crate::units::{ModelName, ReplicaId, Tokens};
+use crate::units::{Band, ModelName, ReplicaId, Tokens};
 
 use super::ask::{Ask, Refusal};
 use super::balancer::NO_REPLICA;
-use super::fit::{Demand, Fit};
+use super::fit::{Demand, Fit, Terms};
 use super::policy::{self, LeastRequests, LeastTokens, Policy, PowerOfTwo, Random, RoundRobin, TokenLoad};
 use super::prefix::PrefixIndex;
 use super::queue::{Ahead, Line, Waiting};
@@ -51,11 +51,14 @@ pub(super) struct Keep {
     /// Where that request's ask lies in memory, which tells it from all others that wait; 0 for nobody.
     ask: AtomicUsize,
     replica: AtomicU32,
+    /// The band in whose turn it is: bands above it do not see that anything is kept.
+    level: AtomicU8,
 }
 
 impl Keep {
-    fn set(&self, ask: &Ask, replica: u32) {
+    fn set(&self, ask: &Ask, level: Band, replica: u32) {
         self.replica.store(replica, Relaxed);
+        self.level.store(level.0, Relaxed);
         self.ask.store(address(ask), Relaxed);
     }
 
@@ -72,7 +75,8 @@ impl Keep {
     /// The replica that is not for this ask.
     fn kept_from(&self, ask: &Ask) -> Option<u32> {
         let owner = self.ask.load(Relaxed);
-        (owner != 0 && owner != address(ask)).then(|| self.replica.load(Relaxed))
+        let for_others = owner != 0 && owner != address(ask) && ask.band.0 >= self.level.load(Relaxed);
+        for_others.then(|| self.replica.load(Relaxed))
     }
 }
 
@@ -250,6 +254,12 @@ impl Pool {
             }
             self.draw(&policy, &mut scratch.candidates);
             let Some(chosen) = self.least(demand, &scratch.candidates) else { return Err(Unbooked::Full) };
+            if demand.terms != Terms::Now
+                && policy.prices_prefixes()
+                && self.worth_waiting(&policy, demand, chosen, &scratch.held)
+            {
+                return Err(Unbooked::Full);
+            }
             let replica = &self.members[chosen.member as usize];
             let cached = self.cached(demand, chosen.member as usize, &scratch.held);
             let bookings = (attempt < RESCANS_MAX).then_some(chosen.bookings);
@@ -262,6 +272,25 @@ impl Pool {
             }
         }
         Err(Unbooked::Full)
+    }
+
+    /// Whether a replica that holds more of the prompt and has no room is worth waiting for: placed there when it has,
+    /// by the books, the request adds fewer seconds than where it was chosen to go now. For a faster or less loaded
+    /// replica alone nothing waits: that was measured to cost more than it brings.
+    fn worth_waiting(&self, policy: &impl Policy, demand: &Demand<'_>, chosen: Candidate, held: &[u32]) -> bool {
+        let Some(&there) = held.get(chosen.member as usize) else { return false };
+        let kept = self.kept.keep.kept_from(demand.ask);
+        held.iter().zip(&self.members).enumerate().any(|(member, (&blocks, replica))| {
+            if blocks <= there
+                || Some(replica.number) == kept
+                || replica.standing(demand.now) != Standing::Ready
+                || demand.fit(replica) != Fit::Full
+            {
+                return false;
+            }
+            let later = policy.score(replica, demand, self.cached(demand, member, held), f64::INFINITY);
+            later + demand.weight * demand.ttft_weight * demand.seconds_until_fit(replica) < chosen.score
+        })
     }
 
     fn find_held(&self, demand: &Demand<'_>, held: &mut Vec<u32>) {
@@ -317,7 +346,7 @@ impl Pool {
             if all_compared && score > equal {
                 continue;
             }
-            let fit = demand.fit(replica);
+            let fit = demand.fit_on_its_terms(replica);
             if fit == Fit::TooLong {
                 continue;
             }
@@ -411,7 +440,7 @@ impl Pool {
     pub fn projected_wait(&self, demand: &Demand<'_>, ahead: Ahead) -> f64 {
         let (mut kv_leaving, mut kv_free, mut sequences_leaving, mut sequences_free) = (0.0, 0.0, 0.0, 0.0);
         for replica in self.members.iter().filter(|replica| replica.standing(demand.now) == Standing::Ready) {
-            let (kv, sequences) = (replica.figures.kv() as f64, replica.figures.sequences() as f64);
+            let (kv, sequences) = (replica.figures.booked() as f64, replica.figures.sequences() as f64);
             let seconds = replica.load_seconds();
             if seconds > 0.0 {
                 kv_leaving += kv / seconds;
@@ -431,9 +460,16 @@ impl Pool {
         kv.max(after(sequences, sequences_leaving))
     }
 
+    /// Whether it fits some replica that is ready, whatever it waits for.
+    pub fn has_room(&self, demand: &Demand<'_>) -> bool {
+        let mut ready = self.members.iter().filter(|replica| replica.standing(demand.now) == Standing::Ready);
+        ready.any(|replica| demand.fit(replica) == Fit::Fits)
+    }
+
     /// Keeps the room of one replica for a waiting request: of the one where it should fit first, and then of that one
-    /// as long as it is ready, whatever the projections say later.
-    pub fn keep_one_for(&self, demand: &Demand<'_>) {
+    /// as long as it is ready, whatever the projections say later. It is kept from the band in whose turn the request
+    /// is, and from those below.
+    pub fn keep_one_for(&self, demand: &Demand<'_>, level: Band) {
         let already = self.kept.keep.kept_for(demand.ask);
         if self.members.iter().any(|r| Some(r.number) == already && r.standing(demand.now) == Standing::Ready) {
             return;
@@ -446,7 +482,7 @@ impl Pool {
             .map(|replica| (demand.seconds_until_fit(replica), replica.number))
             .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         match soonest {
-            Some((_, number)) => self.kept.keep.set(demand.ask, number),
+            Some((_, number)) => self.kept.keep.set(demand.ask, level, number),
             None => self.kept.keep.release(),
         }
     }

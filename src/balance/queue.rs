@@ -25,7 +25,7 @@ pub const NATIVES_PER_RISEN: u32 = 4;
 pub(super) struct Waiting {
     pub ask: Arc<Ask>,
     pub waiter: Waiter,
-    /// Since when it is first in turn and does not fit, so that others pass it.
+    /// Since when others behind it were placed because it did not fit.
     pub passed_since: Option<Time>,
 }
 

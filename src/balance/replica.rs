@@ -368,7 +368,7 @@ impl Replica {
             spec: self.spec(),
             gate: self.gate(),
             projected_tokens: Tokens(figures.prefill() + figures.decode()),
-            booked_kv_tokens: Tokens(figures.kv()),
+            booked_kv_tokens: Tokens(figures.booked()),
             token_capacity: Some(self.traits.capacity.load(Relaxed)).filter(|&c| c != UNLIMITED).map(Tokens),
             load_seconds: self.load_seconds(),
             active_sequences: figures.sequences(),
@@ -388,6 +388,12 @@ impl Replica {
         }
         let rate = c.decode_rate(sequences, f.context() as f64);
         f.prefill_work() as f64 * c.per_prompt + f.decode() as f64 / rate
+    }
+
+    /// Seconds until the prompts sent there are computed.
+    #[inline]
+    pub(super) fn prompts_seconds(&self) -> f64 {
+        self.traits.per_prompt.get() * self.figures.prefill_work() as f64
     }
 
     /// Whether nothing special holds.
@@ -465,7 +471,7 @@ impl Replica {
         if bookings.is_some_and(|seen| seen != self.figures.bookings()) {
             return Err(NotBooked::Changed);
         }
-        if self.standing(demand.now) == Standing::Closed || demand.fit(self) != Fit::Fits {
+        if self.standing(demand.now) == Standing::Closed || demand.fit_on_its_terms(self) != Fit::Fits {
             return Err(NotBooked::Full);
         }
         let entry = demand.entry(self, cached);
@@ -588,7 +594,7 @@ impl Replica {
     #[cfg(test)]
     pub(super) fn booked_exactly(&self) -> (u64, u64) {
         let _books = self.books.lock();
-        (self.figures.kv(), self.figures.sequences())
+        (self.figures.booked(), self.figures.sequences())
     }
 
     /// Whether the sums equal the reservations: an invariant for tests and the simulator.

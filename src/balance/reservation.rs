@@ -124,10 +124,7 @@ impl Reservation {
         self.replica.change(self.slot, |entry| {
             entry.remaining = left;
             entry.context = context;
-            // An answer that grew past its booking holds what it holds; what it is expected to add is booked too.
-            if context > entry.kv {
-                entry.kv = context + left * sequences;
-            }
+            entry.expect(context + left * sequences);
         });
         if let Some(run) = self.run
             && produced - run.produced >= RUN_TOKENS

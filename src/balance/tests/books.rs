@@ -52,6 +52,11 @@ fn chain(blocks: u64) -> Arc<[u64]> {
 }
 
 /// Plays the steps; after each one the books are the sum of the reservations.
+/// An answer of `mean` tokens, of at most `p90` in nine of ten cases, which in a heavy tail may be the less.
+fn about(mean: u64, p90: u64) -> OutputEstimate {
+    OutputEstimate { p90, source: EstimateSource::TaskHistory, confidence: 0.8, ..exactly(mean) }
+}
+
 fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let (balancer, clock) = balancer(settings(PolicyName::TokenLoad), &[small(0), small(1), small(2)]);
     let (placed, arrived) = std::sync::mpsc::channel();
@@ -60,8 +65,9 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     for step in steps {
         match step {
             Step::Place { prompt, output, sequences, stream, blocks } => {
+                let output = about(output, output * (blocks % 5) / 2);
                 let ask =
-                    Ask { sequences, stream, prefix: chain(blocks), prefix_block_tokens: 16, ..ask(prompt, output) };
+                    Ask { sequences, stream, output, prefix: chain(blocks), prefix_block_tokens: 16, ..ask(prompt, 0) };
                 if let Ok(mut reservation) = balancer.place(&Arc::new(ask), &[]) {
                     let view = reservation.replica().view();
                     prop_assert!(view.booked_kv_tokens <= Tokens(8000) || view.requests_in_flight > 1);
@@ -163,7 +169,8 @@ fn contend(seed: u64, policy: PolicyName) {
                     };
                     let mut held: Vec<Reservation> = Vec::new();
                     for _ in 0..200 {
-                        let ask = Arc::new(Ask { stream: next(2) == 0, ..ask(1 + next(2500), 1 + next(500)) });
+                        let (stream, output) = (next(2) == 0, about(1 + next(500), next(1500)));
+                        let ask = Arc::new(Ask { stream, output, ..ask(1 + next(2500), 0) });
                         if let Ok(mut reservation) = balancer.place(&ask, &[]) {
                             reservation.sent();
                             held.push(reservation);
@@ -311,6 +318,53 @@ fn other_fields_change_without_touching_the_books() {
     let view = replica(&balancer, "a").view();
     assert_eq!((view.requests_in_flight, view.booked_kv_tokens), (1, Tokens(150)));
     assert!((8999.0..9001.0).contains(&view.decode_tokens_per_sec), "{}", view.decode_tokens_per_sec);
+    drop(held);
+    assert!(idle(&balancer));
+}
+
+/// An answer of 100 tokens on average, of at most 400 in nine of ten cases.
+fn uncertain() -> OutputEstimate {
+    let tail: Vec<(u64, f64)> = vec![(0, 100.0), (100, 150.0), (400, 200.0)];
+    OutputEstimate {
+        mean: 100.0,
+        p50: 60,
+        p90: 400,
+        source: EstimateSource::TaskHistory,
+        confidence: 0.8,
+        tail: tail.into(),
+    }
+}
+
+#[test]
+fn what_many_answers_may_become_together_is_less_than_what_each_may_become_added_up() {
+    let (balancer, _) = balancer(no_queue(settings(PolicyName::TokenLoad)), &[spec("1")]);
+    let booked = || replica(&balancer, "1").view().booked_kv_tokens.0;
+    let ask = Arc::new(Ask { output: uncertain(), ..ask(100, 0) });
+    let mut held = vec![balancer.place(&ask, &[]).unwrap()];
+    assert_eq!(booked(), 500, "one alone is booked at its percentile");
+    while let Ok(reservation) = balancer.place(&ask, &[]) {
+        held.push(reservation);
+        let n = held.len() as u64;
+        let (mean, spread) = (200 * n, 300.0 * (n as f64).sqrt());
+        assert!(booked().abs_diff(mean + spread.ceil() as u64) <= 1, "{} of {n}", booked());
+        assert!(booked() <= 100_000);
+        assert!(n < 1000);
+    }
+    drop(held);
+    assert!(idle(&balancer));
+}
+
+#[test]
+fn an_answer_stays_within_its_booking_until_it_outgrows_it() {
+    let (balancer, _) = balancer(settings(PolicyName::TokenLoad), &[spec("1")]);
+    let booked = || replica(&balancer, "1").view().booked_kv_tokens.0;
+    let mut held = balancer.place(&Arc::new(Ask { output: uncertain(), ..ask(100, 0) }), &[]).unwrap();
+    for tokens in 1..=400 {
+        held.progress(tokens);
+        assert_eq!(booked(), 500, "at {tokens}");
+    }
+    held.progress(401);
+    assert_eq!(booked(), 100 + 401 + 200, "what it holds and what such answers still bring");
     drop(held);
     assert!(idle(&balancer));
 }

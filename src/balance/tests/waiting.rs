@@ -276,6 +276,86 @@ fn a_band_leaves_places_as_it_leaves_memory() {
 }
 
 #[test]
+fn a_lower_band_does_not_stand_behind_prompts_in_an_engine() {
+    let (balancer, _) = balancer(bands(), &[spec("1")]);
+    let mut first = placed(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    // 2,000 tokens at 8,000 a second are not computed yet: in the engine the second would stand before the high one.
+    let (_ticket, second) = waits(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    let _high = placed(&balancer, of_tenant("high", 0, ask(100, 10)));
+    balancer.tick();
+    assert!(still_waits(&second));
+    first.progress(1);
+    drop(_high);
+    balancer.tick();
+    assert!(second.try_recv().unwrap().is_ok());
+    // Who cannot wait is not made to.
+    let _third = balancer.place(&Arc::new(of_tenant("low", 1, ask(2000, 10))), &[]).unwrap();
+}
+
+#[test]
+fn a_band_of_which_nothing_runs_waits_for_nobodys_prompts() {
+    let (balancer, _) = balancer(bands(), &[spec("1")]);
+    let _high = placed(&balancer, of_tenant("high", 0, ask(20_000, 10)));
+    let _low = placed(&balancer, of_tenant("low", 1, ask(2000, 10)));
+}
+
+#[test]
+fn a_band_is_served_within_its_aging_though_higher_ones_leave_nothing_of_its_share() {
+    let mut half = bands();
+    half.bands[2].share = 0.5;
+    let (balancer, clock) = balancer(half, &[ReplicaSpec { max_sequences: 4, ..spec("1") }]);
+    let mut running: Vec<Reservation> = (0..4).map(|_| placed(&balancer, of_tenant("high", 0, ask(10, 10)))).collect();
+    let (_low, low) = waits(&balancer, of_tenant("low", 2, ask(10, 10)));
+    // Three or four of the high band run all the time, more than half of the places.
+    for turn in 0.. {
+        assert!(turn < 70, "served within the aging bound");
+        clock.advance(Duration::from_secs(1));
+        drop(running.remove(0));
+        if let Ok(result) = low.try_recv() {
+            assert!(turn >= 59, "not before its time: {turn}");
+            result.unwrap();
+            break;
+        }
+        running.push(placed(&balancer, of_tenant("high", 0, ask(10, 10))));
+    }
+}
+
+#[test]
+fn a_replica_kept_for_a_lower_band_is_not_kept_from_a_higher_one() {
+    let small = ReplicaSpec { token_capacity: Some(Tokens(1000)), max_sequences: 8, ..spec("1") };
+    let (balancer, clock) = balancer(bands(), &[small]);
+    let _running = placed(&balancer, ask(200, 300));
+    let (_large, large) = waits(&balancer, of_tenant("low", 1, ask(800, 100)));
+    let _passes = placed(&balancer, of_tenant("low", 1, ask(50, 50)));
+    clock.advance(Duration::from_secs(3));
+    balancer.tick();
+    let (_small, small) = waits(&balancer, of_tenant("low", 1, ask(50, 50)));
+    let _high = placed(&balancer, of_tenant("high", 0, ask(50, 50)));
+    assert!(still_waits(&large) && still_waits(&small));
+}
+
+#[test]
+fn a_request_waits_for_the_replica_that_holds_its_prompt_if_that_is_sooner() {
+    let one = |id| ReplicaSpec { max_sequences: 1, ..spec(id) };
+    let (balancer, _) = balancer(bands(), &[one("1"), one("2")]);
+    let chain: Arc<[u64]> = (1..=1000u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    let turn = |output| Ask { prefix: chain.clone(), prefix_block_tokens: 16, ..ask(16_000, output) };
+    let mut holder = placed(&balancer, turn(20));
+    holder.progress(1);
+    let home = holder.replica().id().clone();
+    // Full now, and soon free; elsewhere 16,000 tokens would be computed again, two seconds of prompt.
+    let (_ticket, second) = waits(&balancer, turn(20));
+    let other = placed(&balancer, ask(100, 20));
+    assert_ne!(*other.replica().id(), home, "others go where there is room");
+    drop((holder, other));
+    assert_eq!(*second.try_recv().unwrap().unwrap().replica().id(), home);
+    // Where the wait would be longer than computing it again, it is computed again.
+    let long = placed(&balancer, turn(20_000));
+    assert_eq!(*long.replica().id(), home);
+    assert_ne!(*placed(&balancer, turn(20)).replica().id(), home);
+}
+
+#[test]
 fn a_new_replica_serves_the_queue_and_a_lost_model_answers_it() {
     let (balancer, _) = single(bands());
     let _running = placed(&balancer, ask(10, 10));
