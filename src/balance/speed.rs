@@ -78,8 +78,10 @@ impl Coefficients {
 const HALF_LIFE_SECONDS: f64 = 6.0;
 /// One observation fades the others by at most this many seconds' worth: after a lull the first one must not be alone.
 const FADE_SECONDS_MAX: f64 = 1.0;
-/// Without observations a replica drifts back to its prior: half of the way in this time.
-const DRIFT_HALF_LIFE_SECONDS: f64 = 60.0;
+/// Without observations what was seen loses half of its weight in this time, so that a replica drifts back to its prior: a
+/// busy one, believed at a third of its speed and left alone since, is tried again after a minute. Sooner would
+/// send it requests again and again while it is slow.
+const DRIFT_HALF_LIFE_SECONDS: f64 = 10.0;
 /// How many observations the prior shape (at the speed seen) counts for.
 const SHAPE_WEIGHT: f64 = 4.0;
 /// How many observations the prior speed counts for.
