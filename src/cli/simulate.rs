@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::config::{self, Config};
 use crate::sim::driver::{self, Tally, Target};
 use crate::sim::engine::EngineShape;
-use crate::sim::fleet::{self, FaultScript, FleetSpec, Foresight, Member, Run, RunOptions, SimPolicy, default_bands};
+use crate::sim::fleet::{self, FaultScript, FleetSpec, Foresight, Member, Run, RunOptions, SimPolicy, two_bands};
 use crate::sim::mix::{self, Mix, SimRequest, Traffic};
 use crate::sim::stats::{self, Objectives, Record, Summary};
 use crate::sim::{plot, trace};
@@ -41,6 +41,12 @@ pub struct Args {
     /// With the mix tenants: the batch tenant's load by itself.
     #[arg(long)]
     pub flood: Option<f64>,
+    /// With the mix tenants: how much of each replica the batch tenant's band may fill.
+    #[arg(long, default_value_t = 1.0, conflicts_with = "config")]
+    pub batch_share: f64,
+    /// With the mix tenants: what a second of the interactive band is worth, a second of the batch band being worth 1.
+    #[arg(long, default_value_t = 1.0, conflicts_with = "config")]
+    pub interactive_weight: f64,
     /// Requests; by default ten minutes' worth of a mix, or all of a trace.
     #[arg(long)]
     pub requests: Option<usize>,
@@ -261,6 +267,8 @@ impl Plan {
     fn new(args: Args) -> anyhow::Result<Plan> {
         ensure!(args.load.is_none_or(|l| l > 0.0), "--load must be above 0");
         ensure!(args.flood.is_none_or(|l| l >= 0.0), "--flood must not be below 0");
+        ensure!(args.batch_share > 0.0 && args.batch_share <= 1.0, "--batch-share must be above 0 and at most 1");
+        ensure!(args.interactive_weight > 0.0, "--interactive-weight must be above 0");
         ensure!(args.seeds > 0, "--seeds must be at least 1");
         ensure!(args.requests != Some(0), "--requests must be at least 1");
         let config = match &args.config {
@@ -318,8 +326,9 @@ impl Plan {
         if let Some(config) = &self.config {
             options.balance = config.balance.clone();
             options.bands = config.bands.clone();
+            options.regions = config.regions.clone();
         } else {
-            options.bands = default_bands();
+            options.bands = two_bands(self.args.batch_share, self.args.interactive_weight);
         }
         if let Some(weight) = self.args.ttft_weight {
             options.balance.ttft_weight = weight;

@@ -16,7 +16,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::config::{Balance, BandSpec, PolicyName, QueueSpec};
+use crate::config::{Balance, BandSpec, PolicyName, QueueSpec, Regions};
 
 /// A policy to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,6 +85,7 @@ pub struct RunOptions {
     pub balance: Balance,
     /// In order, the first is the highest; never empty.
     pub bands: Vec<BandSpec>,
+    pub regions: Regions,
     pub seed: u64,
     pub foresight: Foresight,
     pub faults: FaultScript,
@@ -99,7 +100,8 @@ impl RunOptions {
         RunOptions {
             policy,
             balance: Balance::default(),
-            bands: default_bands(),
+            bands: two_bands(1.0, 1.0),
+            regions: Regions::default(),
             seed,
             foresight: Foresight::Learned,
             faults: FaultScript::default(),
@@ -108,13 +110,19 @@ impl RunOptions {
     }
 }
 
-/// Two bands: interactive, and batch with its lower share and weight.
-pub fn default_bands() -> Vec<BandSpec> {
+/// Two bands, interactive and batch. Without more said the first differs from the second in its turn alone; an operator
+/// may give the second less than the whole of each replica (`share`), and the first more weight in the score.
+pub fn two_bands(batch_share: f64, interactive_weight: f64) -> Vec<BandSpec> {
     // Simulated clients are patient: a refusal would hide a policy's waiting time.
     let queue = QueueSpec { requests: 100_000, wait: Duration::from_secs(3_600) };
     vec![
-        BandSpec { name: "interactive".to_owned(), weight: 4.0, queue: queue.clone(), ..BandSpec::default() },
-        BandSpec { name: "batch".to_owned(), share: 0.7, weight: 1.0, queue, default: false, ..BandSpec::default() },
+        BandSpec {
+            name: "interactive".to_owned(),
+            weight: interactive_weight,
+            queue: queue.clone(),
+            ..BandSpec::default()
+        },
+        BandSpec { name: "batch".to_owned(), share: batch_share, queue, default: false, ..BandSpec::default() },
     ]
 }
 

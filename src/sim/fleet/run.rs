@@ -14,7 +14,7 @@ use super::{FleetSpec, Foresight, RunOptions, SimPolicy};
 use crate::balance::{
     Admission, Ask, Balancer, Gate, Outcome, Refusal, Replica, Reservation, Settings, Signals, Ticket,
 };
-use crate::config::{PolicyName, Regions, ReplicaSpec};
+use crate::config::{PolicyName, ReplicaSpec};
 use crate::sim::engine::{BLOCK_TOKENS, Emitted, Engine, Job};
 use crate::sim::mix::SimRequest;
 use crate::sim::stats::Record;
@@ -625,7 +625,7 @@ fn settings(options: &RunOptions) -> Settings {
         SimPolicy::Oracle => PolicyName::TokenLoad,
     };
     let balance = crate::config::Balance { policy, ..options.balance.clone() };
-    Settings { balance, bands: options.bands.clone(), regions: Regions::default() }
+    Settings { balance, bands: options.bands.clone(), regions: options.regions.clone() }
 }
 
 /// More than any engine holds: a balancer that counts no tokens knows no limit.
