@@ -19,7 +19,7 @@ use pingora::services::listening::Service;
 use pingora_proxy::HttpProxy;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config::{Config, Listen};
+use crate::config::{Config, Limits, Listen};
 use crate::running::Running;
 
 use super::connections::Connections;
@@ -126,7 +126,7 @@ pub fn build(running: Arc<Running>, options: &ServeOptions) -> anyhow::Result<Bu
             continue;
         }
         let mut proxy = HttpProxy::new(Shell::new(running.clone(), tls_material.clone()), server.configuration.clone());
-        proxy.h2_options = Some(h2_options());
+        proxy.h2_options = Some(h2_options(&config.limits));
         let mut server_options = pingora::apps::HttpServerOptions::default();
         server_options.h2c = h2c;
         server_options.keepalive_request_limit = Some(config.limits.requests_per_connection);
@@ -159,10 +159,12 @@ pub fn build(running: Arc<Running>, options: &ServeOptions) -> anyhow::Result<Bu
     Ok(Built { server, running, tls, connections })
 }
 
-fn h2_options() -> pingora::protocols::http::v2::server::H2Options {
+fn h2_options(limits: &Limits) -> pingora::protocols::http::v2::server::H2Options {
     let mut options = pingora::protocols::http::v2::server::H2Options::default();
     // Prompts are megabytes: the default windows of 64 KiB would cost a round trip for each.
     options.initial_window_size(1 << 20).initial_connection_window_size(4 << 20).max_concurrent_streams(256);
+    // The default lets one client's header grow to 16 MiB.
+    options.max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX));
     options
 }
 
