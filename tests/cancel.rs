@@ -62,7 +62,8 @@ fn a_client_gone_in_any_phase_stops_the_upstream_within_a_tenth_of_a_second() {
 fn ten_thousand_random_disconnects_end_at_exactly_zero() {
     run(async {
         const CLIENTS: u64 = 48;
-        const EACH: u64 = 10_000 / CLIENTS + 1;
+        // One in ten waits for its answer first, and some of those get it: they are not counted.
+        const EACH: u64 = 11_500 / CLIENTS;
         let ups: Vec<Upstream> = futures::future::join_all((0..4).map(|_| Upstream::start())).await;
         let mut setup = Setup::m1();
         for (n, up) in ups.iter().enumerate() {
@@ -113,7 +114,8 @@ fn ten_thousand_random_disconnects_end_at_exactly_zero() {
         for task in tasks {
             task.await.expect("a client");
         }
-        assert!(left.load(Ordering::Relaxed) >= 10_000);
+        let (left, answered) = (left.load(Ordering::Relaxed), answered.load(Ordering::Relaxed));
+        assert!(left - answered >= 10_000, "{answered} of {left} had their answer before they left");
         lb.books().settled().await;
         for up in &ups {
             assert!(up.complaints().is_empty(), "{:?}", up.complaints());
