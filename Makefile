@@ -62,8 +62,15 @@ fuzz: ## every fuzz target for a minute, from a corpus of the field cases
 	@scripts/need.sh fuzz
 	fuzz/run 60
 
+FIGURES := c058 c086 c094 c130 c137 c149
+
+.PHONY: figures
+figures: build ## what the tests scale down or loosen, in full: an idle machine, the release binary (half an hour)
+	@scripts/need.sh test
+	WEIGHBRIDGE_FULL_FIGURES=1 WEIGHBRIDGE_BINARY=$(abspath $(BINARY)) cargo test --locked --test field_cases -- $(FIGURES)
+
 .PHONY: nightly
-nightly: test chaos soak templates fuzz deny ## all of it
+nightly: test figures chaos soak templates fuzz deny deb ## all of it
 
 .PHONY: templates
 templates: ## templates and counts of six model families against Python's transformers (installs 300 MB)

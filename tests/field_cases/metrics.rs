@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 
+use crate::harness::full_figures;
 use crate::harness::{Act, Client, Piece, Reply, Setup, Upstream, case_text, client, ms, quantile, repeat_pattern};
 use crate::runner::{Case, case};
 use crate::support::*;
@@ -172,13 +173,13 @@ async fn c149() {
     let gaps = events.await.expect("events");
     // The case's bound of 50 ms is for a machine that has the cores for it; what must never be seen is a queue behind
     // the tokenizer, which is seconds long. A debug build on two cores that also run these 32 clients gets four times.
-    assert!(
-        quantile(took.clone(), 0.99) < ms(200),
-        "health p99 {:?}, p50 {:?}",
-        quantile(took.clone(), 0.99),
-        quantile(took, 0.5)
-    );
-    assert!(quantile(gaps.clone(), 0.99) < ms(220), "events 20 ms apart: p99 {:?}", quantile(gaps, 0.99));
+    let bound = if full_figures() { ms(50) } else { ms(200) };
+    let (p50, p99) = (quantile(took.clone(), 0.5), quantile(took, 0.99));
+    // Events are 20 ms apart; what is beyond that is delay.
+    let delay = quantile(gaps, 0.99).saturating_sub(ms(20));
+    println!("       c149: health p50 {p50:?}, p99 {p99:?}; events late by {delay:?} at p99");
+    assert!(p99 < bound, "health p99 {p99:?}, p50 {p50:?}");
+    assert!(delay < bound, "events are late by {delay:?} at p99");
     assert_eq!(lb.books().state("a").await, "open");
     lb.books().settled().await;
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use base64ish::encode;
 
+use crate::harness::full_figures;
 use crate::harness::{Act, Gate, Reply, Running, Setup, Upstream, case_bytes, client, ms};
 use crate::runner::{Case, case};
 use crate::support::*;
@@ -203,7 +204,8 @@ async fn c058() {
     // By the balancer's own clock, both requests together: the 2.5 MB are read once, as JSON. An optimised build is held
     // to the case's ten milliseconds each.
     let weighed = lb.books().metric("weighbridge_weigh_seconds_sum", &[]).await;
-    let limit = if cfg!(debug_assertions) { 0.5 } else { 0.02 };
+    let limit = if cfg!(debug_assertions) && !full_figures() { 0.5 } else { 0.02 };
+    println!("       c058: both weighed in {:.1} ms", weighed * 1000.0);
     assert!(weighed < limit, "{weighed} s of weighing");
     // The figure is the model's, in the YAML.
     let setup =

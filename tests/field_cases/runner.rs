@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::harness::files;
+use crate::harness::{files, full_figures};
 
 /// Cases that run beside one another.
 const PARALLEL: usize = 4;
 /// No case takes longer, not even on a machine with ten other things to do.
 const LIMIT: Duration = Duration::from_secs(180);
+
+/// In full, a million requests and eleven minutes of silence are among them.
+const LIMIT_IN_FULL: Duration = Duration::from_secs(3600);
 
 /// One entry of the table.
 pub struct Case {
@@ -122,11 +125,12 @@ fn run_on(threads: usize, cases: Vec<Case>) -> Vec<(&'static str, Result<(), Str
 /// Runs one case on a runtime of its own.
 fn run_one(case: &Case) -> Result<(), String> {
     let started = Instant::now();
+    let limit = if full_figures() { LIMIT_IN_FULL } else { LIMIT };
     let run =
-        std::panic::catch_unwind(|| crate::harness::run(async { tokio::time::timeout(LIMIT, (case.run)()).await }));
+        std::panic::catch_unwind(|| crate::harness::run(async { tokio::time::timeout(limit, (case.run)()).await }));
     let result = match run {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(format!("not done after {LIMIT:?}")),
+        Ok(Err(_)) => Err(format!("not done after {limit:?}")),
         Err(_) => Err(PANIC.take()),
     };
     let word = if result.is_ok() { "ok    " } else { "FAILED" };

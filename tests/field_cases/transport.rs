@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use crate::harness::full_figures;
 use crate::harness::{Act, Client, End, Piece, Reply, Setup, case_bytes, ms, quantile, within};
 use crate::runner::{Case, case};
 use crate::support::*;
@@ -120,7 +121,7 @@ async fn c136() {
 
 async fn c137() {
     let (a, lb) = one().await;
-    a.plays(Reply::script("c137-upstream.jsonl").header("x-accel-buffering", "no").pauses(|_| ms(20)));
+    a.plays(Reply::script("c137-upstream.jsonl").header("x-accel-buffering", "no"));
     let answer = lb.chat(&case_bytes("c137-request.json")).await;
     same_bytes(&answer.body, &case_bytes("c137-upstream-body.sse"));
     assert_eq!(answer.header("x-accel-buffering"), Some("no"));
@@ -144,9 +145,11 @@ async fn c137() {
         let arrived = ends.iter().find(|(end, _)| *end >= to).expect("all of it came").1;
         late.push(arrived.saturating_duration_since(*sent));
     }
-    // On an idle machine 10 ms in a hundred events holds by far; a machine with other work gets some more.
+    // On an idle machine the case's 10 ms hold by far; one that has other work gets some more for one event in a hundred.
     let (p50, p99) = (quantile(late.clone(), 0.5), quantile(late, 0.99));
-    assert!(p50 < ms(10) && p99 < ms(60), "p50 {p50:?}, p99 {p99:?}");
+    println!("       c137: p50 {p50:?}, p99 {p99:?} of {} events", sent.len());
+    let bound = if full_figures() { ms(10) } else { ms(60) };
+    assert!(p50 < ms(10) && p99 < bound, "p50 {p50:?}, p99 {p99:?}");
     ended_or_not(&lb).await;
 }
 

@@ -42,6 +42,13 @@ pub async fn within(limit: Duration, mut ready: impl AsyncFnMut() -> bool) -> bo
     }
 }
 
+/// Whether tests that are scaled down, or whose bounds are loosened for debug builds and busy machines, are to hold the
+/// figures that were asked for: an optimised balancer (`WEIGHBRIDGE_BINARY`) on a machine with nothing else to do.
+/// `make figures`.
+pub fn full_figures() -> bool {
+    std::env::var_os("WEIGHBRIDGE_FULL_FIGURES").is_some()
+}
+
 /// Milliseconds, for short durations in tests.
 pub const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
