@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use harness::client::request;
 use harness::consul::Consul;
 use harness::etcd::Etcd;
+use harness::tls::{TlsFront, pem};
 use harness::{Client, End, Running, Setup, Sim, ms, run, within};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -178,5 +179,47 @@ fn consul_failing_for_a_while_under_load_fails_no_request() {
         let asked = load.ends().await;
         lb.books().settled().await;
         println!("{asked} requests over two outages of Consul's API, none failed");
+    });
+}
+
+#[test]
+fn registries_behind_tls_are_shown_our_certificate_and_checked_against_their_authority() {
+    run(async {
+        let dir = tempfile::tempdir().expect("a directory");
+        let sims = sims().await;
+        let etcd = Etcd::start(dir.path()).await;
+        etcd.put("/gpus/s0", &sims[0].url(), None).await;
+        let (consul, url) = Consul::start().await;
+        consul.set(10, &[("s0", sims[0].address, "5000")]);
+        let behind = |url: &str| url.strip_prefix("http://").expect("http").parse::<SocketAddr>().expect("an address");
+        let etcd_front = TlsFront::before(behind(&etcd.url()), "server", true).await;
+        let consul_front = TlsFront::before(behind(&url), "server", true).await;
+        let tls = |authority: &str, ours: bool| {
+            let pair = format!(", cert: {}, key: {}", pem("client.pem").display(), pem("client.key").display());
+            format!("{{ca: {}{}}}", pem(authority).display(), if ours { pair.as_str() } else { "" })
+        };
+        for (what, tls, good) in [
+            ("as it should be", tls("ca.pem", true), true),
+            ("without our certificate", tls("ca.pem", false), false),
+            ("with another authority", tls("other.pem", true), false),
+        ] {
+            let (etcd, consul) = (etcd_front.address.port(), consul_front.address.port());
+            for source in [
+                format!(
+                    "{{etcd: {{endpoints: ['https://localhost:{etcd}'], prefix: /gpus/, tls: {tls}, template: {{model: m1}}}}}}"
+                ),
+                format!(
+                    "{{consul: {{address: 'https://localhost:{consul}', service: llm, tls: {tls}, template: {{model: m1}}}}}}"
+                ),
+            ] {
+                let lb = setup(source.clone()).start().await;
+                if good {
+                    lb.books().reaches("s0", "open", FOLLOWED).await;
+                } else {
+                    up(&lb, false).await;
+                    assert!(!lb.books().has_replica("s0").await, "{what}: {source}");
+                }
+            }
+        }
     });
 }

@@ -300,6 +300,10 @@ pub struct DnsDiscovery {
 pub struct EtcdDiscovery {
     pub endpoints: Vec<String>,
     pub prefix: String,
+    /// Where etcd's authentication is on: its user, and the file with the password.
+    pub user: Option<String>,
+    pub password_file: Option<PathBuf>,
+    pub tls: Option<ReplicaTls>,
     pub template: Box<ReplicaSpec>,
 }
 
@@ -309,6 +313,7 @@ pub struct ConsulDiscovery {
     pub address: String,
     pub service: String,
     pub token_file: Option<PathBuf>,
+    pub tls: Option<ReplicaTls>,
     pub template: Box<ReplicaSpec>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 
-use crate::config::ReplicaSpec;
+use crate::config::{ReplicaSpec, ReplicaTls};
 
 /// Longest wait for a connection; a server that is there accepts in milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -93,19 +93,7 @@ fn builder(spec: &ReplicaSpec, address: SocketAddr) -> Result<reqwest::ClientBui
         builder = builder.http2_prior_knowledge();
     }
     if let Some(tls) = &spec.tls {
-        let read =
-            |path: &std::path::Path| std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()));
-        if let Some(ca) = &tls.ca {
-            let certs = reqwest::Certificate::from_pem_bundle(&read(ca)?);
-            let certs = certs.map_err(|e| format!("{}: {e}", ca.display()))?;
-            builder = certs.into_iter().fold(builder.tls_built_in_root_certs(false), |b, c| b.add_root_certificate(c));
-        }
-        if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
-            let mut pem = read(key)?;
-            pem.extend(read(cert)?);
-            let identity = reqwest::Identity::from_pem(&pem).map_err(|e| format!("{}: {e}", cert.display()))?;
-            builder = builder.identity(identity);
-        }
+        builder = with_tls(builder, tls)?;
     }
     if let Some(file) = &spec.api_key_file {
         let key = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
@@ -113,6 +101,26 @@ fn builder(spec: &ReplicaSpec, address: SocketAddr) -> Result<reqwest::ClientBui
             .map_err(|_| format!("{} holds no key", file.display()))?;
         value.set_sensitive(true);
         builder = builder.default_headers(HeaderMap::from_iter([(AUTHORIZATION, value)]));
+    }
+    Ok(builder)
+}
+
+/// Trusts the authority and shows the certificate of `tls`.
+pub(super) fn with_tls(
+    mut builder: reqwest::ClientBuilder,
+    tls: &ReplicaTls,
+) -> Result<reqwest::ClientBuilder, String> {
+    let read = |path: &std::path::Path| std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()));
+    if let Some(ca) = &tls.ca {
+        let certs = reqwest::Certificate::from_pem_bundle(&read(ca)?);
+        let certs = certs.map_err(|e| format!("{}: {e}", ca.display()))?;
+        builder = certs.into_iter().fold(builder.tls_built_in_root_certs(false), |b, c| b.add_root_certificate(c));
+    }
+    if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
+        let mut pem = read(key)?;
+        pem.extend(read(cert)?);
+        let identity = reqwest::Identity::from_pem(&pem).map_err(|e| format!("{}: {e}", cert.display()))?;
+        builder = builder.identity(identity);
     }
     Ok(builder)
 }

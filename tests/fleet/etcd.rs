@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::bench::{Replica, config, for_a_while, keep, run, until};
+use crate::bench::{Replica, config, config_at, for_a_while, keep, run, until};
 use crate::etcd_server::Etcd;
 
 fn discovery(url: &str) -> String {
@@ -62,5 +62,41 @@ fn etcd_stopped_and_restarted_loses_no_replica_and_is_followed_again() {
         etcd.put("/gpus/b", &b.url(), None).await;
         kept.until_open(&["a", "b"]).await;
         assert!(kept.fleet.discovery_states()[0].1);
+    });
+}
+
+#[test]
+fn a_user_and_its_password_are_shown_where_etcd_asks_for_them() {
+    run(async {
+        let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (a, b) = (Replica::vllm(&["m"]).await, Replica::vllm(&["m"]).await);
+        let mut etcd = Etcd::start(dir.path()).await;
+        etcd.put("/gpus/a", &a.url(), None).await;
+        etcd.authenticate("/gpus/", "s3cret").await;
+        std::fs::write(files.path().join("password"), "wrong\n").unwrap();
+        let text = discovery(&etcd.url()).replace("prefix:", "user: lb, password_file: password, prefix:");
+        let kept = keep(&config_at(&text, "", files.path()));
+        let error = || kept.fleet.status().sources[0].error.clone().unwrap_or_default();
+        until(|| error().contains("user `lb` is not let in"), || format!("a refusal, but: {}", error())).await;
+        // Put right in place, without a reload.
+        std::fs::write(files.path().join("password"), "s3cret\n").unwrap();
+        kept.until_open(&["a"]).await;
+        etcd.put("/gpus/b", &b.url(), None).await;
+        kept.until_open(&["a", "b"]).await;
+        assert!(!serde_json::to_string(&kept.fleet.status()).unwrap().contains("s3cret"));
+    });
+}
+
+#[test]
+fn who_shows_no_user_is_refused_where_etcd_asks_for_one() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Replica::vllm(&["m"]).await;
+        let mut etcd = Etcd::start(dir.path()).await;
+        etcd.put("/gpus/a", &a.url(), None).await;
+        etcd.authenticate("/gpus/", "s3cret").await;
+        let kept = keep(&config(&discovery(&etcd.url()), ""));
+        until(|| kept.fleet.discovery_states() == [("etcd:/gpus/".to_owned(), false)], || "a failure".to_owned()).await;
+        for_a_while(Duration::from_millis(700), || kept.open().is_empty(), "nothing is found").await;
     });
 }

@@ -14,6 +14,8 @@ pub struct Etcd {
     child: Child,
     client: u16,
     peer: u16,
+    /// Who the test is, once authentication is on.
+    token: Option<String>,
 }
 
 impl Drop for Etcd {
@@ -46,7 +48,7 @@ impl Etcd {
     /// Starts one with its data in `dir` and waits until it answers.
     pub async fn start(dir: &Path) -> Etcd {
         let (client, peer) = (free_port(), free_port());
-        let etcd = Etcd { child: spawn(dir, client, peer), client, peer };
+        let etcd = Etcd { child: spawn(dir, client, peer), client, peer, token: None };
         etcd.until_up().await;
         etcd
     }
@@ -79,7 +81,11 @@ impl Etcd {
 
     pub async fn post(&self, path: &str, body: Value) -> Option<Value> {
         let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build().expect("a client");
-        let answer = http.post(format!("{}{path}", self.url())).json(&body).send().await.ok()?;
+        let mut request = http.post(format!("{}{path}", self.url())).json(&body);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", token);
+        }
+        let answer = request.send().await.ok()?;
         answer.error_for_status().ok()?.json().await.ok()
     }
 
@@ -93,6 +99,28 @@ impl Etcd {
 
     pub async fn delete(&self, key: &str) {
         self.post("/v3/kv/deleterange", json!({"key": STANDARD.encode(key)})).await.expect("a deletion");
+    }
+
+    /// Turns authentication on: `root` with the password `root`, and `lb`, who may read what begins with `prefix`.
+    pub async fn authenticate(&mut self, prefix: &str, password: &str) {
+        let key = STANDARD.encode(prefix);
+        // The key after all that begin with it.
+        let mut end = prefix.as_bytes().to_vec();
+        *end.last_mut().expect("a prefix") += 1;
+        let read = json!({"permType": "READ", "key": key, "range_end": STANDARD.encode(end)});
+        for (path, body) in [
+            ("user/add", json!({"name": "root", "password": "root"})),
+            ("user/grant", json!({"user": "root", "role": "root"})),
+            ("user/add", json!({"name": "lb", "password": password})),
+            ("role/add", json!({"name": "reader"})),
+            ("role/grant", json!({"name": "reader", "perm": read})),
+            ("user/grant", json!({"user": "lb", "role": "reader"})),
+            ("enable", json!({})),
+        ] {
+            self.post(&format!("/v3/auth/{path}"), body.clone()).await.unwrap_or_else(|| panic!("{path}: {body}"));
+        }
+        let told = self.post("/v3/auth/authenticate", json!({"name": "root", "password": "root"})).await;
+        self.token = told.expect("a token")["token"].as_str().map(str::to_owned);
     }
 
     pub async fn lease(&self, seconds: u64) -> String {

@@ -54,6 +54,7 @@ pub const TABLES: &[(&str, &[&str])] = &[
     ("discovery.dns", replicas::DNS),
     ("discovery.etcd", replicas::ETCD),
     ("discovery.consul", replicas::CONSUL),
+    ("discovery.*.tls", replicas::TLS),
     ("discovery.*.template", replicas::TEMPLATE),
     ("regions", rules::REGIONS),
     ("bands[]", rules::BAND),

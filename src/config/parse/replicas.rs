@@ -74,8 +74,8 @@ const ADVERTISED: &[&str] = &[
 pub(super) const TLS: &[&str] = &["ca", "cert", "key"];
 pub(super) const DISCOVERY: &[&str] = &["dns", "etcd", "consul"];
 pub(super) const DNS: &[&str] = &["name", "port", "srv", "ttl_min", "ttl_max", "resolvers", "template"];
-pub(super) const ETCD: &[&str] = &["endpoints", "prefix", "template"];
-pub(super) const CONSUL: &[&str] = &["address", "service", "token_file", "template"];
+pub(super) const ETCD: &[&str] = &["endpoints", "prefix", "user", "password_file", "tls", "template"];
+pub(super) const CONSUL: &[&str] = &["address", "service", "token_file", "tls", "template"];
 
 const ENGINES: [(&str, Engine); 7] = [
     ("auto", Engine::Auto),
@@ -291,10 +291,16 @@ fn etcd(node: &Node<'_>, models: &BTreeSet<ModelName>) -> Option<EtcdDiscovery> 
     if endpoints.is_list() && urls.is_empty() {
         endpoints.wrong("a list of URLs: [http://127.0.0.1:2379]");
     }
-    let endpoints = urls.iter().filter_map(|(_, n)| base_url(n)).collect();
+    let endpoints: Vec<String> = urls.iter().filter_map(|(_, n)| base_url(n)).collect();
     let prefix = map.required("prefix", "a key prefix: /weighbridge/replicas/").and_then(|n| n.text());
+    let user = map.get("user").and_then(|n| n.text());
+    let password_file = map.get("password_file").and_then(|n| n.file());
+    if user.is_some() != password_file.is_some() {
+        node.fail("`user` and `password_file` go together", Some("both, or neither".to_owned()));
+    }
+    let tls = source_tls(&map, endpoints.iter().map(String::as_str));
     let template = template(&map, models)?;
-    Some(EtcdDiscovery { endpoints, prefix: prefix?, template })
+    Some(EtcdDiscovery { endpoints, prefix: prefix?, user, password_file, tls, template })
 }
 
 fn consul(node: &Node<'_>, models: &BTreeSet<ModelName>) -> Option<ConsulDiscovery> {
@@ -302,8 +308,18 @@ fn consul(node: &Node<'_>, models: &BTreeSet<ModelName>) -> Option<ConsulDiscove
     let address = map.required("address", "a URL: http://127.0.0.1:8500").and_then(|n| base_url(&n));
     let service = map.required("service", "the service's name").and_then(|n| n.text());
     let token_file = map.get("token_file").and_then(|n| n.file());
+    let tls = source_tls(&map, address.as_deref());
     let template = template(&map, models)?;
-    Some(ConsulDiscovery { address: address?, service: service?, token_file, template })
+    Some(ConsulDiscovery { address: address?, service: service?, token_file, tls, template })
+}
+
+/// The TLS of a registry, which only `https` URLs use.
+fn source_tls<'u>(map: &Map<'_>, urls: impl IntoIterator<Item = &'u str>) -> Option<ReplicaTls> {
+    let node = map.get("tls")?;
+    if urls.into_iter().any(|url| !url.starts_with("https:")) {
+        node.fail("`tls` for a registry without https", Some("https://HOST:PORT".to_owned()));
+    }
+    tls(&node)
 }
 
 fn base_url(node: &Node<'_>) -> Option<String> {

@@ -17,16 +17,10 @@ const PACE: Duration = Duration::from_millis(100);
 
 pub(super) async fn follow(consul: ConsulDiscovery, reader: ReplicaReader, feed: Feed) {
     let mut pause = Pause::new();
-    let client = loop {
-        match http_client(Some(WAIT + WAIT / 16 + LATE)) {
-            Ok(client) => break client,
-            Err(why) => feed.failed(&why),
-        }
-        pause.wait().await;
-    };
     let mut index = 0;
+    let mut client = None;
     loop {
-        match ask(&client, &consul, index).await {
+        match ask(&mut client, &consul, index).await {
             Ok((next, body)) => {
                 pause.reset();
                 feed.good(specs(&body, &reader, &feed));
@@ -35,8 +29,10 @@ pub(super) async fn follow(consul: ConsulDiscovery, reader: ReplicaReader, feed:
             }
             Err(why) => {
                 feed.failed(&why);
-                // After a failure the next answer must come at once, not when something changes.
+                // After a failure the next answer must come at once, not when something changes; and certificates may
+                // have been replaced.
                 index = 0;
+                client = None;
                 pause.wait().await;
             }
         }
@@ -49,7 +45,15 @@ fn next_index(last: u64, next: u64) -> u64 {
     if next < last || next == 0 { 0 } else { next }
 }
 
-async fn ask(client: &reqwest::Client, consul: &ConsulDiscovery, index: u64) -> Result<(u64, Vec<Value>), String> {
+async fn ask(
+    kept: &mut Option<reqwest::Client>,
+    consul: &ConsulDiscovery,
+    index: u64,
+) -> Result<(u64, Vec<Value>), String> {
+    let client = match kept {
+        Some(client) => client,
+        None => kept.insert(http_client(Some(WAIT + WAIT / 16 + LATE), consul.tls.as_ref())?),
+    };
     let mut url: reqwest::Url = consul.address.parse().map_err(|e| format!("{}: {e}", consul.address))?;
     let mut path = url.path_segments_mut().map_err(|()| format!("{} takes no path", consul.address))?;
     path.pop_if_empty().extend(["v1", "health", "service", &consul.service]);

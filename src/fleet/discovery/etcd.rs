@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use reqwest::header::AUTHORIZATION;
 use serde_json::{Value, json};
 
 use crate::config::{EtcdDiscovery, ReplicaReader};
@@ -26,31 +27,66 @@ type Entries = BTreeMap<String, String>;
 
 pub(super) async fn follow(etcd: EtcdDiscovery, reader: ReplicaReader, feed: Feed) {
     let mut pause = Pause::new();
-    let client = loop {
-        match http_client(None) {
-            Ok(client) => break client,
-            Err(why) => feed.failed(&why),
-        }
-        pause.wait().await;
-    };
     for endpoint in etcd.endpoints.iter().cycle() {
         let endpoint = endpoint.trim_end_matches('/');
-        match read(&client, endpoint, &etcd.prefix).await {
-            Ok((mut entries, revision)) => {
-                pause.reset();
-                give(&entries, &etcd, &reader, &feed);
-                let ended = watch(&client, endpoint, &etcd.prefix, revision + 1, &mut entries, |entries| {
-                    give(entries, &etcd, &reader, &feed);
-                });
-                match ended.await {
-                    // Silent: read again, at once.
-                    Ok(()) => continue,
-                    Err(why) => feed.failed(&format!("{endpoint}: {why}")),
-                }
-            }
+        match follow_one(&etcd, endpoint, &reader, &feed, &mut pause).await {
+            // Silent: read again, at once.
+            Ok(()) => continue,
             Err(why) => feed.failed(&format!("{endpoint}: {why}")),
         }
         pause.wait().await;
+    }
+}
+
+/// Reads the set at one endpoint and follows it until it is silent (`Ok`) or fails. Certificates, password and token are
+/// taken anew each time: the former are replaced in place, the latter expires.
+async fn follow_one(
+    etcd: &EtcdDiscovery,
+    endpoint: &str,
+    reader: &ReplicaReader,
+    feed: &Feed,
+    pause: &mut Pause,
+) -> Result<(), String> {
+    let http = http_client(None, etcd.tls.as_ref())?;
+    let mut member = Endpoint { http, url: endpoint, token: None };
+    member.authenticate(etcd).await?;
+    let (mut entries, revision) = read(&member, &etcd.prefix).await?;
+    pause.reset();
+    give(&entries, etcd, reader, feed);
+    let changed = |entries: &Entries| give(entries, etcd, reader, feed);
+    watch(&member, &etcd.prefix, revision + 1, &mut entries, changed).await
+}
+
+/// One member of the cluster, and who we are to it.
+struct Endpoint<'a> {
+    http: reqwest::Client,
+    url: &'a str,
+    token: Option<String>,
+}
+
+impl Endpoint<'_> {
+    fn post(&self, path: &str, body: &Value) -> reqwest::RequestBuilder {
+        let request = self.http.post(format!("{}{path}", self.url)).json(body);
+        match &self.token {
+            Some(token) => request.header(AUTHORIZATION, token),
+            None => request,
+        }
+    }
+
+    /// Takes a token where the configuration names a user.
+    async fn authenticate(&mut self, etcd: &EtcdDiscovery) -> Result<(), String> {
+        let (Some(user), Some(file)) = (&etcd.user, &etcd.password_file) else { return Ok(()) };
+        let password = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+        let body = json!({"name": user, "password": password.trim()});
+        let answer = self.post("/v3/auth/authenticate", &body).timeout(READ_TIMEOUT).send().await;
+        let answer = answer.and_then(reqwest::Response::error_for_status);
+        let body: Value = match answer {
+            Ok(answer) => answer.json().await.map_err(|e| chain(&e))?,
+            Err(e) => return Err(format!("user `{user}` is not let in: {}", chain(&e))),
+        };
+        let token = body["token"].as_str().ok_or_else(|| format!("no token for user `{user}`"))?;
+        self.token = Some(token.to_owned());
+        Ok(())
     }
 }
 
@@ -82,8 +118,8 @@ fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-async fn read(client: &reqwest::Client, endpoint: &str, prefix: &str) -> Result<(Entries, i64), String> {
-    let answer = client.post(format!("{endpoint}/v3/kv/range")).json(&range(prefix)).timeout(READ_TIMEOUT).send().await;
+async fn read(member: &Endpoint<'_>, prefix: &str) -> Result<(Entries, i64), String> {
+    let answer = member.post("/v3/kv/range", &range(prefix)).timeout(READ_TIMEOUT).send().await;
     let answer = answer.and_then(reqwest::Response::error_for_status).map_err(|e| chain(&e))?;
     let body: Value = answer.json().await.map_err(|e| chain(&e))?;
     let revision = number(&body["header"]["revision"]).ok_or("no revision in its answer")?;
@@ -106,8 +142,7 @@ fn entry(kv: &Value) -> Option<(String, String)> {
 
 /// Follows the prefix from a revision. `Ok` where it fell silent.
 async fn watch(
-    client: &reqwest::Client,
-    endpoint: &str,
+    member: &Endpoint<'_>,
     prefix: &str,
     revision: i64,
     entries: &mut Entries,
@@ -116,7 +151,7 @@ async fn watch(
     let mut request = range(prefix);
     request["start_revision"] = revision.to_string().into();
     let body = json!({"create_request": request});
-    let sent = client.post(format!("{endpoint}/v3/watch")).json(&body).send();
+    let sent = member.post("/v3/watch", &body).send();
     let answer = tokio::time::timeout(READ_TIMEOUT, sent).await.map_err(|_| "no answer to a watch")?;
     let mut answer = answer.and_then(reqwest::Response::error_for_status).map_err(|e| chain(&e))?;
     let mut buffer = Vec::new();

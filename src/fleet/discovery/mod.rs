@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use crate::config::{Discovery, ReplicaReader, ReplicaSpec};
+use crate::config::{Discovery, ReplicaReader, ReplicaSpec, ReplicaTls};
+use crate::fleet::client::with_tls;
 use crate::units::ModelName;
 
 use super::member::Home;
@@ -156,7 +157,7 @@ pub(super) fn start(
     Source { feed, task }
 }
 
-fn http_client(timeout: Option<Duration>) -> Result<reqwest::Client, String> {
+fn http_client(timeout: Option<Duration>, tls: Option<&ReplicaTls>) -> Result<reqwest::Client, String> {
     let mut builder = reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
@@ -164,6 +165,9 @@ fn http_client(timeout: Option<Duration>) -> Result<reqwest::Client, String> {
         .tcp_keepalive(Duration::from_secs(15));
     if let Some(timeout) = timeout {
         builder = builder.timeout(timeout);
+    }
+    if let Some(tls) = tls {
+        builder = with_tls(builder, tls)?;
     }
     builder.build().map_err(|e| format!("cannot build a client: {e}"))
 }
