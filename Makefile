@@ -94,9 +94,9 @@ install: build ## the binary, unit, sysusers, tmpfiles and an example configurat
 	DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" SYSCONFDIR="$(SYSCONFDIR)" scripts/install.sh $(BINARY)
 
 .PHONY: deb
-deb: build ## a Debian package
+deb: build ## a Debian package, checked
 	@scripts/need.sh deb
-	cargo deb --locked --no-build
+	scripts/check-deb.sh "$$(cargo deb --locked --no-build)"
 
 .PHONY: clean
 clean: ## removes what was built

@@ -76,6 +76,7 @@ need_test() {
   ldconfig -p 2>/dev/null | grep -q 'libgomp\.so\.1' || missing+=(libgomp1)      # llama-server's threads
   ldconfig -p 2>/dev/null | grep -q 'libstdc++\.so\.6' || missing+=(libstdc++6)
   have systemd-analyze || missing+=(systemd)                                    # checks the unit
+  have curl || missing+=(curl)                                                  # asks the service that the unit starts
   apt_need "${missing[@]}"
   etcd_need
 }
