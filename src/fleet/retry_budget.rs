@@ -25,7 +25,7 @@ pub struct RetryBudget {
     slots: Mutex<Slots>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Slots {
     /// Requests and retries by the slot of time they came in.
     counts: [(u64, u64); SLOTS],
@@ -38,6 +38,11 @@ impl RetryBudget {
     /// the last ten seconds can be taken at once. A share of 0 allows none at all.
     pub fn new(share: f64, min_per_second: f64) -> RetryBudget {
         RetryBudget { share, reserve: min_per_second * WINDOW.as_secs_f64(), slots: Mutex::default() }
+    }
+
+    /// The same past under other numbers: a reload must not be a fresh budget in the middle of a storm.
+    pub fn renewed(&self, share: f64, min_per_second: f64) -> RetryBudget {
+        RetryBudget { slots: Mutex::new(self.slots.lock().clone()), ..RetryBudget::new(share, min_per_second) }
     }
 
     /// A request came in (first attempts only).
@@ -121,6 +126,14 @@ mod tests {
         assert!(!budget.retry(at(1.0)));
         budget.request(at(1.0));
         assert!(budget.retry(at(1.0)) && !budget.retry(at(1.0)));
+    }
+
+    #[test]
+    fn a_reload_spends_from_the_same_past() {
+        let budget = RetryBudget::new(0.1, 1.0);
+        while budget.retry(at(1.0)) {}
+        assert!(!budget.renewed(0.1, 1.0).retry(at(1.0)));
+        assert!(budget.renewed(0.1, 2.0).retry(at(1.0)), "with more to spend there is more");
     }
 
     #[test]

@@ -40,11 +40,11 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Builds an epoch.
+    /// Builds an epoch, which follows `before`.
     ///
     /// # Errors
     /// A tenant's key file that cannot be read.
-    pub fn new(revision: u64, config: Config, weigher: Arc<Weigher>) -> anyhow::Result<Epoch> {
+    pub fn new(revision: u64, config: Config, weigher: Arc<Weigher>, before: Option<&Epoch>) -> anyhow::Result<Epoch> {
         let tenants = Tenants::load(&config.tenants)?;
         let mut models = HashMap::new();
         for model in &config.models {
@@ -58,7 +58,11 @@ impl Epoch {
         }
         let default_band = config.bands.iter().position(|b| b.default).unwrap_or(0);
         let default_band = Band(u8::try_from(default_band).unwrap_or(u8::MAX));
-        let retry_budget = RetryBudget::new(config.retries.budget, config.retries.min_per_second);
+        let (share, min_per_second) = (config.retries.budget, config.retries.min_per_second);
+        let retry_budget = match before {
+            Some(before) => before.retry_budget.renewed(share, min_per_second),
+            None => RetryBudget::new(share, min_per_second),
+        };
         Ok(Epoch { revision, retry_budget, config, weigher, tenants, models, default_band })
     }
 

@@ -78,7 +78,7 @@ impl Running {
         let weigher = Weigher::new(&config, histories.clone(), None, clock.clone());
         let quotas = Quotas::new(&config.tenants, clock.now());
         let metrics = Arc::new(Metrics::new());
-        let epoch = Epoch::new(1, config, weigher)?;
+        let epoch = Epoch::new(1, config, weigher, None)?;
         metrics.config_revision.set(1);
         metrics.config_last_success.set(reload::unix_seconds());
         let first = Revision::of(&epoch, Vec::new());

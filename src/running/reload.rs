@@ -98,7 +98,7 @@ impl Running {
         if let Some(fleet) = self.fleet() {
             weigher.set_replica_ask(fleet.clone());
         }
-        let epoch = match Epoch::new(before.revision + 1, config, weigher) {
+        let epoch = match Epoch::new(before.revision + 1, config, weigher, Some(&before)) {
             Ok(epoch) => Arc::new(epoch),
             Err(e) => return ReloadOutcome::Failed { errors: vec![format!("{e:#}")] },
         };
