@@ -116,7 +116,14 @@ fn ten_thousand_random_disconnects_end_at_exactly_zero() {
         }
         let (left, answered) = (left.load(Ordering::Relaxed), answered.load(Ordering::Relaxed));
         assert!(left - answered >= 10_000, "{answered} of {left} had their answer before they left");
-        lb.books().settled().await;
+        // What had connected and left before it was even read is still to be gone through on a busy machine.
+        let mut booked = Vec::new();
+        let settled = within(Duration::from_secs(30), async || {
+            booked = lb.books().left_over().await;
+            booked.is_empty()
+        })
+        .await;
+        assert!(settled, "still booked: {booked:?}");
         for up in &ups {
             assert!(up.complaints().is_empty(), "{:?}", up.complaints());
         }

@@ -243,6 +243,10 @@ fn a_frozen_server_is_out_of_rotation_and_holds_nobody_beyond_the_first_byte_lim
         assert!(out_after < 4 * LIMIT, "out after {out_after:?}");
         let longest = waited.iter().max().expect("some");
         assert!(*longest < LIMIT + Duration::from_secs(2), "a request waited {longest:?}");
+        println!(
+            "a real llama-server frozen: out after {out_after:.1?}, the longest of {} waits {longest:.1?}",
+            waited.len()
+        );
         for n in 0..3 {
             assert_eq!(lb.chat(ask(200 + n).as_bytes()).await.replica(), "slow", "the frozen one gets nothing");
         }

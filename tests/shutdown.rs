@@ -39,7 +39,10 @@ fn sigterm_cuts_no_running_stream_and_the_process_ends_with_the_last() {
         }
         let (status, _) = lb.exits_within(Duration::from_secs(5)).await.expect("it ends");
         assert!(status.success(), "{status}");
-        assert!(last.elapsed() < Duration::from_secs(1), "{:?} after the last stream", last.elapsed());
+        // Its log is waited for another 100 ms before this is looked at.
+        let after = last.elapsed();
+        println!("40 streams over a SIGTERM, none cut; ended within {after:?} of the last");
+        assert!(after < Duration::from_secs(1), "{after:?} after the last stream");
     });
 }
 
