@@ -27,6 +27,9 @@ pub fn after_connect_failure(running: &Arc<Running>, ctx: &mut Ctx, mut e: Box<E
     report(running, ctx, TrafficEvent::ConnectFailed);
     // The connection before this one ended with the process, which may have begun.
     let died = ctx.exchange.as_ref().is_some_and(|x| x.same_again == Some(SameAgain::ReusedConnection));
+    if died && let Some(reservation) = ctx.exchange.as_ref().and_then(|x| x.reservation.as_ref()) {
+        count_error(running, reservation.replica(), &TrafficEvent::DiedBeforeHeader);
+    }
     let again = if died {
         first_death(ctx.exchange.as_deref_mut()) && move_elsewhere(running, ctx, "died_before_header")
     } else {
