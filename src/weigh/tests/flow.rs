@@ -207,3 +207,31 @@ fn hostile_text_is_counted_and_nothing_panics() {
         assert!(weigh(&weigher, &chat(&body)).unwrap().prompt.tokens.0 > 10);
     }
 }
+
+/// CPU time of this thread in nanoseconds, by Linux's scheduler: others on the machine do not move it.
+fn cpu_nanoseconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    stat.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn hostile_text_takes_time_as_it_has_bytes_and_no_more() {
+    let weigher = smollm2();
+    let spent = |text: &str, bytes: usize| {
+        let text = text.repeat(bytes / text.len());
+        let request = chat(&serde_json::json!({"messages": [{"role": "user", "content": text}]}).to_string());
+        let begun = cpu_nanoseconds();
+        let weight = weigher.weigh_here(&name(), &request, &WeighHints::default()).unwrap();
+        assert_eq!(weight.prompt.source, CountSource::Tokenizer);
+        cpu_nanoseconds() - begun
+    };
+    for text in
+        ["a", " ", "\n", "0", "汉字系统测试内容", "e\u{301}\u{302}", "<|im_start|>", "<|im_", "\u{10ffff}😀\u{200d}"]
+    {
+        // Four times the bytes: four times the time, and room for caches that no longer hold it. Were it quadratic, it
+        // would be sixteen times.
+        let (quarter, whole) = (spent(text, 1 << 18), spent(text, 1 << 20));
+        assert!(whole < 9.0 * quarter.max(2e6), "{text:?}: {quarter} ns for a quarter, {whole} ns for 1 MB");
+        assert!(whole < 5e9, "{text:?}: 5 µs a byte would be slow even without optimisation: {whole} ns");
+    }
+}
