@@ -90,6 +90,7 @@ async fn c085() {
     assert_eq!(a.count(), 1, "those that left were never sent");
 }
 
+/// In full, once: 661 s, still booked at their end.
 async fn c086() {
     let ups: Vec<Upstream> = futures::future::join_all((0..4).map(|_| Upstream::start())).await;
     let mut setup = Setup::m1();
@@ -394,7 +395,8 @@ async fn c092() {
 
 /// The case says a million, and 20 MB. In full it is a million; else as many as a debug build does in some seconds, with
 /// the same share of aborts: what grows per request would be seen, for 20 MB over a million are 20 bytes a request, over
-/// these it is kilobytes.
+/// these it is kilobytes. In full, once, with a release build on two busy cores: 10.6 MiB over 990,000 requests at 2,413 a
+/// second.
 async fn c094() {
     let (first, then, bound) = if full_figures() { (10_000, 990_000, 20 << 20) } else { (1000, 3000, 4 << 20) };
     let (a, lb) = one().await;
