@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -253,7 +254,17 @@ struct DrainOptions {
     timeout: Option<String>,
 }
 
-async fn drain(State(admin): State<Admin>, Path(id): Path<String>, options: Query<DrainOptions>) -> Response {
+async fn drain(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+    options: Result<Query<DrainOptions>, QueryRejection>,
+) -> Response {
+    let Ok(options) = options else {
+        return problem(
+            StatusCode::BAD_REQUEST,
+            "a drain takes timeout=DURATION and nothing else, such as timeout=10m",
+        );
+    };
     let timeout = match options.0.timeout.as_deref().map(humantime::parse_duration).transpose() {
         Ok(timeout) => timeout.unwrap_or(admin.running.epoch().config.limits.drain_timeout),
         Err(_) => return problem(StatusCode::BAD_REQUEST, "timeout is a duration such as 90s or 10m"),

@@ -25,13 +25,12 @@ pub fn init(format: Option<Format>) -> std::io::Result<Flush> {
     let filter = EnvFilter::try_from_env("WEIGHBRIDGE_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     let terminal = std::io::stdout().is_terminal();
     let (lines, flush) = Lines::start(std::io::stdout())?;
+    let format = format.unwrap_or(if terminal { Format::Text } else { Format::Json });
+    lines.is_the_process_s(format == Format::Json);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines.clone()).with_ansi(terminal);
-    let result = match format.unwrap_or(if terminal { Format::Text } else { Format::Json }) {
+    let result = match format {
         Format::Text => builder.try_init(),
-        Format::Json => {
-            lines.is_json();
-            builder.json().flatten_event(true).try_init()
-        }
+        Format::Json => builder.json().flatten_event(true).try_init(),
     };
     if let Err(e) = result {
         eprintln!("logging was already started: {e}");

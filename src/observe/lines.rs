@@ -7,8 +7,7 @@
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tracing_subscriber::fmt::MakeWriter;
@@ -19,9 +18,16 @@ const BATCH: Duration = Duration::from_millis(20);
 const FLUSH_BYTES: usize = 64 << 10;
 /// Bytes that wait for a reader that does not read; what comes after them is dropped.
 const HELD_BYTES_MAX: usize = 8 << 20;
+/// Whole lines of so many bytes go out in one write: what a pipe takes in one piece (PIPE_BUF), since during an upgrade
+/// two processes write to the same one.
+const WRITE_BYTES: usize = 4096;
+/// How long a reader that takes nothing is waited for when the process ends.
+const LAST_LINES: Duration = Duration::from_secs(1);
+/// Where standard output does not block, how long until it is tried again.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
 
-/// The process's log, where it is made of JSON lines.
-static JSON_LINES: OnceLock<Lines> = OnceLock::new();
+/// The process's log, and whether it is made of JSON lines.
+static PROCESS: OnceLock<(Lines, bool)> = OnceLock::new();
 
 /// A log that lines are added to. Cheap to clone; safe from any thread.
 #[derive(Clone, Debug)]
@@ -29,19 +35,26 @@ pub struct Lines(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    held: Mutex<Vec<u8>>,
+    held: Mutex<Held>,
     /// The writer waits here: for a first line, then for the batch to fill.
     more: Condvar,
+    /// Who wants everything written waits here.
+    written: Condvar,
     dropped: AtomicU64,
-    closing: AtomicBool,
+    /// Somebody wants everything written.
+    urgent: AtomicBool,
 }
 
-/// Writes out what is held when it is dropped.
 #[derive(Debug)]
-pub struct Flush {
-    shared: Arc<Shared>,
-    writer: Option<JoinHandle<()>>,
+struct Held {
+    lines: Vec<u8>,
+    /// The writer has some that it did not finish writing.
+    writing: bool,
 }
+
+/// Writes out what is held when it is dropped, within a second.
+#[derive(Debug)]
+pub struct Flush(Lines);
 
 impl Lines {
     /// Starts a log that writes to `out`.
@@ -50,40 +63,64 @@ impl Lines {
     /// A thread that cannot be started.
     pub fn start(out: impl Write + Send + 'static) -> io::Result<(Lines, Flush)> {
         let shared = Arc::new(Shared {
-            held: Mutex::new(Vec::with_capacity(FLUSH_BYTES)),
+            held: Mutex::new(Held { lines: Vec::with_capacity(FLUSH_BYTES), writing: false }),
             more: Condvar::new(),
+            written: Condvar::new(),
             dropped: AtomicU64::new(0),
-            closing: AtomicBool::new(false),
+            urgent: AtomicBool::new(false),
         });
         let of_writer = Arc::clone(&shared);
-        let writer = std::thread::Builder::new().name("log".to_owned()).spawn(move || of_writer.write_to(out))?;
-        Ok((Lines(Arc::clone(&shared)), Flush { shared, writer: Some(writer) }))
+        // It ends with the process: a reader that stalls must not hold that up.
+        std::thread::Builder::new().name("log".to_owned()).spawn(move || of_writer.write_to(out))?;
+        let lines = Lines(shared);
+        Ok((lines.clone(), Flush(lines)))
     }
 
     /// Adds whole lines, their ends included.
     pub fn add(&self, lines: &[u8]) {
         let mut held = self.0.held.lock();
-        if held.len() + lines.len() > HELD_BYTES_MAX {
+        let (before, after) = (held.lines.len(), held.lines.len() + lines.len());
+        if after > HELD_BYTES_MAX {
             self.0.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let (before, after) = (held.len(), held.len() + lines.len());
-        held.extend_from_slice(lines);
+        held.lines.extend_from_slice(lines);
         drop(held);
         if before == 0 || (before < FLUSH_BYTES && after >= FLUSH_BYTES) {
             self.0.more.notify_one();
         }
     }
 
-    /// Makes this the log that [`json_lines`] gives; a second one is ignored.
-    pub fn is_json(&self) {
-        let _ = JSON_LINES.set(self.clone());
+    /// Makes this the process's log; a second one is ignored.
+    pub fn is_the_process_s(&self, json: bool) {
+        let _ = PROCESS.set((self.clone(), json));
+    }
+
+    /// Writes out what is held. Blocks until that is done, or for this long.
+    pub fn flush(&self, within: Duration) {
+        let until = Instant::now() + within;
+        let mut held = self.0.held.lock();
+        self.0.urgent.store(true, Ordering::Release);
+        self.0.more.notify_one();
+        while held.writing || !held.lines.is_empty() {
+            if self.0.written.wait_until(&mut held, until).timed_out() {
+                break;
+            }
+        }
+        self.0.urgent.store(false, Ordering::Release);
     }
 }
 
 /// The process's log, where it is made of JSON lines.
 pub fn json_lines() -> Option<&'static Lines> {
-    JSON_LINES.get()
+    PROCESS.get().and_then(|(lines, json)| json.then_some(lines))
+}
+
+/// Writes out what the process's log holds, within a second: before the process ends.
+pub fn flush() {
+    if let Some((lines, _)) = PROCESS.get() {
+        lines.flush(LAST_LINES);
+    }
 }
 
 impl Shared {
@@ -91,19 +128,26 @@ impl Shared {
         let mut lines = Vec::with_capacity(FLUSH_BYTES);
         loop {
             let mut held = self.held.lock();
-            while held.is_empty() {
-                if self.closing.load(Ordering::Acquire) {
-                    return;
-                }
+            held.writing = false;
+            self.written.notify_all();
+            while held.lines.is_empty() {
                 self.more.wait(&mut held);
             }
-            if held.len() < FLUSH_BYTES && !self.closing.load(Ordering::Acquire) {
+            if held.lines.len() < FLUSH_BYTES && !self.urgent.load(Ordering::Acquire) {
                 self.more.wait_for(&mut held, BATCH);
             }
-            std::mem::swap(&mut *held, &mut lines);
+            std::mem::swap(&mut held.lines, &mut lines);
+            held.writing = true;
             drop(held);
-            // Nobody can be told that the log cannot be written, and traffic goes on without it.
-            let _ = out.write_all(&lines).and_then(|()| out.flush());
+            let mut rest = &lines[..];
+            while !rest.is_empty() {
+                let (piece, others) = rest.split_at(whole_lines(rest));
+                // Nobody can be told that the log cannot be written, and traffic goes on without it.
+                if write_piece(&mut out, piece).is_err() {
+                    self.dropped.fetch_add(1, Ordering::Relaxed);
+                }
+                rest = others;
+            }
             lines.clear();
             // One burst does not hold its memory for ever.
             lines.shrink_to(FLUSH_BYTES);
@@ -115,16 +159,31 @@ impl Shared {
     }
 }
 
+/// Bytes of the whole lines that go out in one write; a longer line goes alone.
+fn whole_lines(lines: &[u8]) -> usize {
+    let first = &lines[..lines.len().min(WRITE_BYTES)];
+    match memchr::memrchr(b'\n', first) {
+        Some(end) => end + 1,
+        None => memchr::memchr(b'\n', lines).map_or(lines.len(), |end| end + 1),
+    }
+}
+
+fn write_piece(out: &mut impl Write, mut piece: &[u8]) -> io::Result<()> {
+    while !piece.is_empty() {
+        match out.write(piece) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => piece = &piece[n..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(FULL_PAUSE),
+            Err(e) => return Err(e),
+        }
+    }
+    out.flush()
+}
+
 impl Drop for Flush {
     fn drop(&mut self) {
-        {
-            let _held = self.shared.held.lock();
-            self.shared.closing.store(true, Ordering::Release);
-        }
-        self.shared.more.notify_one();
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
-        }
+        self.0.flush(LAST_LINES);
     }
 }
 
@@ -196,8 +255,9 @@ mod tests {
             lines.add(format!("line {i}\n").as_bytes());
         }
         drop(flush);
-        let written: Vec<Vec<u8>> = written.iter().collect();
+        let written: Vec<Vec<u8>> = written.try_iter().collect();
         assert!(written.len() < 100, "{} writes", written.len());
+        assert!(written.iter().all(|write| write.len() <= WRITE_BYTES && write.ends_with(b"\n")));
         let expected: String = (0..1000).map(|i| format!("line {i}\n")).collect();
         assert_eq!(String::from_utf8(written.concat()).unwrap(), expected);
     }
@@ -221,9 +281,13 @@ mod tests {
             lines.add(&line);
         }
         assert!(lines.0.dropped.load(Ordering::Relaxed) > 0);
+        let begun = Instant::now();
+        lines.flush(Duration::from_millis(50));
+        assert!(begun.elapsed() < Duration::from_secs(10), "a reader that stalls holds nobody up");
         open.send(()).unwrap();
+        lines.flush(Duration::from_secs(60));
         drop(flush);
-        let bytes: usize = written.iter().map(|write| write.len()).sum();
+        let bytes: usize = written.try_iter().map(|write| write.len()).sum();
         assert!(bytes <= 2 * HELD_BYTES_MAX && bytes.is_multiple_of(line.len()), "{bytes}");
     }
 }

@@ -147,9 +147,10 @@ impl Running {
         }
     }
 
-    /// The process ends now: what was learned is written.
+    /// The process ends now: what was learned is written, and the log's last lines.
     pub fn on_exit(&self) {
         self.save_histories();
+        crate::observe::lines::flush();
     }
 
     /// The listeners are bound.

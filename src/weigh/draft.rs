@@ -127,8 +127,12 @@ impl Draft {
         let approx = self.tokenizer.approx();
         let factor = self.tokenizer.per_estimate(self.misses());
         let counts = self.prompts.iter().map(|prompt| {
-            let left = prompt.plan.misses.iter().map(|miss| approx.weigh(&prompt.text[miss.range.clone()]));
-            prompt.plan.known + prompt.added + (left.sum::<f64>() * factor).round() as u64
+            let left = prompt.plan.misses.iter().map(|miss| {
+                let text = &prompt.text[miss.range.clone()];
+                // A token has a byte at least.
+                (approx.weigh(text) * factor).clamp(0.0, text.len() as f64)
+            });
+            prompt.plan.known + prompt.added + left.sum::<f64>().round() as u64
         });
         self.total(counts, CountSource::Approximate)
     }
@@ -387,7 +391,7 @@ fn rough(sources: &Sources<'_>, read: Form, truncate: Option<u64>) -> (PromptCou
     let approx = tokenizer.map_or_else(|| ready_made(sources.model), |t| t.approx().clone());
     let tokens = |texts: &[String]| -> Vec<f64> {
         let factor = tokenizer.map_or(1.0, |t| t.per_estimate(texts.iter().map(String::as_str)));
-        texts.iter().map(|text| approx.weigh(text) * factor).collect()
+        texts.iter().map(|text| (approx.weigh(text) * factor).clamp(0.0, text.len() as f64)).collect()
     };
     let mut bytes = String::new();
     let counts: Vec<u64> = match read {

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
-use crate::balance::Balancer;
+use crate::balance::{Balancer, Gate};
 use crate::config::{self, ReplicaSpec};
 use crate::units::{Clock, ModelName, ReplicaId, Time};
 
@@ -273,6 +273,10 @@ impl Member {
         };
         if replica.gate() == gate {
             return;
+        }
+        if gate != Gate::Draining {
+            // Said before anybody is sent there again.
+            replica.set_overdue(false);
         }
         replica.set_gate(gate, ramp);
     }

@@ -21,6 +21,8 @@ use super::outer::Outer;
 /// Spots of a text that are encoded to correct its estimate, and the bytes of each: measured, 2% mean error over 32 KB.
 const SPOTS: usize = 8;
 const SPOT_BYTES: usize = 512;
+/// A correction past this says that the spots were not of the text's kind, or that somebody chose them.
+const FACTOR_MAX: f64 = 4.0;
 
 /// A loaded tokenizer. Cheap to share, safe to use from many threads at once.
 #[derive(Debug)]
@@ -242,7 +244,7 @@ impl Tokenizer {
                 before += text.len();
             }
         }
-        if counted > 0.0 && estimated > 0.0 { counted / estimated } else { 1.0 }
+        if counted > 0.0 && estimated > 0.0 { (counted / estimated).clamp(1.0 / FACTOR_MAX, FACTOR_MAX) } else { 1.0 }
     }
 
     /// Splits a text, looks its segments up, and says what is left to encode.
