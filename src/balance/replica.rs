@@ -1,4 +1,6 @@
-//! One replica as the balancer knows it: its ledger, its coefficients, and whether it may be chosen.
+//! One replica as the balancer knows it: its ledger, its coefficients, and (in `standing`) whether it may be chosen.
+
+mod standing;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -17,26 +19,8 @@ use super::ledger::{Books, Entry, Figures};
 use super::prefix::Cache;
 use super::speed::{Coefficients, Learner, Run};
 
-/// Whether a replica may be chosen. Set by `fleet`, read by the balancer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Gate {
-    /// Not probed yet: no traffic.
-    #[default]
-    Unknown,
-    /// Up but loading or warming: no traffic.
-    Warming,
-    Open,
-    /// One trial request at a time.
-    HalfOpen,
-    /// Tried only where every replica of a model is ill.
-    Ill,
-    /// Finishing what runs; no new requests.
-    Draining,
-}
-
-impl Gate {
-    const ALL: [Gate; 6] = [Gate::Unknown, Gate::Warming, Gate::Open, Gate::HalfOpen, Gate::Ill, Gate::Draining];
-}
+pub use standing::Gate;
+pub(super) use standing::Standing;
 
 /// What a replica's own metrics say; stale ones are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -131,17 +115,6 @@ pub(super) struct Traits {
     ramp_from: AtomicU64,
     ramp_micros: AtomicU64,
     back_off_until: AtomicU64,
-}
-
-/// How a replica stands to being chosen, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
-    Ready,
-    /// Said that it is overloaded, not long ago.
-    BackedOff,
-    Ill,
-    /// Not to be chosen at all.
-    Closed,
 }
 
 /// One replica.
@@ -266,13 +239,6 @@ impl Replica {
         self.traits.window.store(window.unwrap_or(UNLIMITED).min(capacity), Relaxed);
     }
 
-    fn refresh_plain(&self) {
-        let plain = self.gate() == Gate::Open
-            && self.traits.ramp_micros.load(Relaxed) == 0
-            && self.traits.back_off_until.load(Relaxed) == 0;
-        self.traits.plain.store(plain, Relaxed);
-    }
-
     fn publish(&self, c: Coefficients) {
         let t = &self.traits;
         t.overhead.set(c.overhead);
@@ -308,38 +274,6 @@ impl Replica {
         self.spec.load_full()
     }
 
-    /// Whether it may be chosen. `Draining` wherever the configuration says so or no longer names it.
-    pub fn gate(&self) -> Gate {
-        if self.is_leaving() || self.spec.load().draining {
-            return Gate::Draining;
-        }
-        Gate::ALL[usize::from(self.traits.gate.load(Relaxed))]
-    }
-
-    /// Opens or closes the gate. Opening after `Unknown`, `Warming`, `Ill` or a trial (`HalfOpen`, which follows `Ill`)
-    /// starts the slow-start ramp of this length (its share of load grows from a tenth to the whole).
-    pub fn set_gate(&self, gate: Gate, ramp: Duration) {
-        let index = Gate::ALL.iter().position(|&known| known == gate).unwrap_or(0) as u8;
-        let before = Gate::ALL[usize::from(self.traits.gate.swap(index, Relaxed))];
-        if gate == Gate::Open {
-            if matches!(before, Gate::Unknown | Gate::Warming | Gate::Ill | Gate::HalfOpen) {
-                self.learner.lock().restarted();
-                self.traits.ramp_from.store(self.home.clock.now().0, Relaxed);
-                self.traits.ramp_micros.store(u64::try_from(ramp.as_micros()).unwrap_or(0), Relaxed);
-            }
-        } else {
-            self.traits.ramp_micros.store(0, Relaxed);
-        }
-        if gate == Gate::Warming {
-            // It loads: whatever its cache held went with the process before.
-            self.cache.forget();
-        }
-        self.refresh_plain();
-        if matches!(gate, Gate::Open | Gate::HalfOpen) {
-            self.made_room();
-        }
-    }
-
     /// Takes the engine's own signals, at most as a correction.
     pub fn set_signals(&self, signals: Signals) {
         self.traits.kv_pressure.set(signals.kv_pressure.unwrap_or(0.0).clamp(0.0, 1.0));
@@ -352,12 +286,6 @@ impl Replica {
         self.engine_window.store(window.map_or(UNLIMITED, |tokens| tokens.0), Relaxed);
         self.engine_capacity.store(capacity.map_or(UNLIMITED, |tokens| tokens.0), Relaxed);
         self.refresh_limits();
-    }
-
-    /// An engine said it is overloaded: not chosen until then, while others are there. Load, not ill health.
-    pub fn back_off_until(&self, until: Time) {
-        self.traits.back_off_until.store(until.0, Relaxed);
-        self.refresh_plain();
     }
 
     /// Its books now.
@@ -396,67 +324,11 @@ impl Replica {
         self.traits.per_prompt.get() * self.figures.prefill_work() as f64
     }
 
-    /// Whether nothing special holds.
-    #[inline]
-    pub(super) fn is_plain(&self) -> bool {
-        self.traits.plain.load(Relaxed)
-    }
-
-    /// How it stands to being chosen now.
-    #[inline]
-    pub(super) fn standing(&self, now: Time) -> Standing {
-        if self.traits.plain.load(Relaxed) { Standing::Ready } else { self.standing_in_full(now) }
-    }
-
-    #[cold]
-    fn standing_in_full(&self, now: Time) -> Standing {
-        match self.gate() {
-            Gate::Unknown | Gate::Warming | Gate::Draining => Standing::Closed,
-            Gate::Ill => Standing::Ill,
-            Gate::Open | Gate::HalfOpen => {
-                let until = self.traits.back_off_until.load(Relaxed);
-                if until > now.0 {
-                    return Standing::BackedOff;
-                }
-                if until != 0 && self.traits.back_off_until.compare_exchange(until, 0, Relaxed, Relaxed).is_ok() {
-                    self.refresh_plain();
-                }
-                Standing::Ready
-            }
-        }
-    }
-
-    /// Its share of the load it could take: below 1 only in the slow start.
-    #[inline]
-    pub(super) fn share(&self, now: Time) -> f64 {
-        if self.traits.plain.load(Relaxed) { 1.0 } else { self.ramp_share(now) }
-    }
-
-    #[cold]
-    fn ramp_share(&self, now: Time) -> f64 {
-        let ramp = self.traits.ramp_micros.load(Relaxed);
-        if ramp == 0 {
-            return 1.0;
-        }
-        let passed = now.since(Time(self.traits.ramp_from.load(Relaxed))).as_secs_f64() * 1e6 / ramp as f64;
-        if passed >= 1.0 {
-            self.traits.ramp_micros.store(0, Relaxed);
-            self.refresh_plain();
-            return 1.0;
-        }
-        RAMP_FIRST_SHARE + (1.0 - RAMP_FIRST_SHARE) * passed
-    }
-
     /// The factor of memory pressure the engine reports, 1 where it is unknown or stale.
     #[inline]
     pub(super) fn pressure_factor(&self, now: Time) -> f64 {
         let pressure = self.traits.kv_pressure.get();
         if pressure > 0.0 && self.traits.signals_until.load(Relaxed) > now.0 { 1.0 + 0.5 * pressure } else { 1.0 }
-    }
-
-    /// Whether only a single trial may run.
-    pub(super) fn on_trial(&self) -> bool {
-        Gate::ALL[usize::from(self.traits.gate.load(Relaxed))] == Gate::HalfOpen
     }
 
     /// Books `demand` if the books are still those of `bookings` (any, where `None`) and it still fits.
@@ -606,8 +478,6 @@ impl Replica {
     }
 }
 
-/// Share of the load at the start of a slow start.
-const RAMP_FIRST_SHARE: f64 = 0.1;
 /// Bookings that send no tokens are drawn down this often.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 /// A replica without observations drifts this often.

@@ -1,5 +1,7 @@
 //! One run: events in order of time, and the balancer asked at each.
 
+mod trouble;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -9,7 +11,6 @@ use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::faults::Trouble;
 use super::{FleetSpec, Foresight, RunOptions, SimPolicy};
 use crate::balance::{
     Admission, Ask, Balancer, Gate, Outcome, Refusal, Replica, Reservation, Settings, Signals, Ticket,
@@ -28,10 +29,6 @@ const TICK: Duration = Duration::from_millis(20);
 const SCRAPE: Duration = Duration::from_secs(1);
 /// Engines' load is noted this often.
 const SAMPLE: Duration = Duration::from_secs(1);
-/// A dead replica is found out after this: a few probes, or as many failed connections.
-const DETECTION: Duration = Duration::from_secs(4);
-/// Slow start of a replica that came back.
-const RAMP: Duration = Duration::from_secs(10);
 /// An engine that answered 503 without saying for how long is left alone for this long.
 const BACK_OFF: Duration = Duration::from_secs(1);
 /// Tries of one request in all.
@@ -483,109 +480,6 @@ impl<'a> Fleet<'a> {
             let r = &self.requests[follower as usize];
             let soonest = now.after(Duration::from_secs_f64(r.think));
             self.push(soonest.max(Time::from_secs_f64(r.at)), Event::Arrival(follower));
-        }
-    }
-
-    fn fault(&mut self, number: usize, begins: bool) {
-        let fault = self.options.faults.faults[number];
-        let at = fault.replica;
-        let count = |n: &mut u32| if begins { *n += 1 } else { *n -= 1 };
-        let length = match fault.trouble {
-            Trouble::Death { down } => {
-                count(&mut self.nodes[at].down);
-                if begins {
-                    self.die(at)
-                } else {
-                    self.come_back(at)
-                }
-                down
-            }
-            Trouble::Hang { length } => {
-                count(&mut self.nodes[at].hung);
-                if !begins {
-                    self.move_again(at);
-                }
-                length
-            }
-            Trouble::Slow { factor, length } => {
-                let node = &mut self.nodes[at];
-                if begins {
-                    node.slow.push(factor);
-                } else if let Some(which) = node.slow.iter().position(|&f| f == factor) {
-                    node.slow.remove(which);
-                }
-                node.engine.set_speed(node.speed / node.slow.iter().product::<f64>());
-                length
-            }
-            Trouble::Refusals { length } => {
-                count(&mut self.nodes[at].refusing);
-                length
-            }
-            Trouble::NoMetrics { length } => {
-                count(&mut self.nodes[at].unread);
-                length
-            }
-            Trouble::Removed { length } => {
-                count(&mut self.removed[at]);
-                self.reload();
-                length
-            }
-        };
-        if begins {
-            self.push(self.now().after(length), Event::FaultEnd(number as u32));
-        }
-    }
-
-    fn die(&mut self, at: usize) {
-        let now = self.now();
-        let node = &mut self.nodes[at];
-        node.epoch += 1;
-        let (epoch, cut) = (node.epoch, node.engine.reset());
-        self.push(now.after(DETECTION), Event::Detected { replica: at as u32, epoch });
-        for id in cut {
-            let i = id as u32;
-            let Some(flight) = self.flights[i as usize].as_mut() else { continue };
-            if let Some(reservation) = flight.reservation.take() {
-                reservation.settle(None, Outcome::UpstreamError);
-            }
-            flight.replica = usize::MAX;
-            // Once a token is out, nobody else can go on with it.
-            if self.run.records[i as usize].ttft.is_some() { self.failed(i) } else { self.retry(i, at) }
-        }
-    }
-
-    fn come_back(&mut self, at: usize) {
-        let node = &self.nodes[at];
-        if node.down == 0 {
-            node.handle.set_gate(Gate::Warming, Duration::ZERO);
-            node.handle.set_gate(Gate::Open, RAMP);
-        }
-    }
-
-    fn move_again(&mut self, at: usize) {
-        let node = &self.nodes[at];
-        if node.hung > 0 || node.down > 0 {
-            return;
-        }
-        if node.engine.step_end().is_some() {
-            let (now, epoch) = (self.now(), node.epoch);
-            self.push(now, Event::StepEnd { replica: at as u32, epoch });
-        } else {
-            self.begin_step(at);
-        }
-    }
-
-    fn reload(&mut self) {
-        let removed: Vec<usize> = (0..self.removed.len()).filter(|&i| self.removed[i] > 0).collect();
-        self.balancer.apply(settings(self.options), &replica_specs(self.spec, self.options, &removed));
-        for (i, member) in self.spec.members.iter().enumerate() {
-            let Some(handle) = self.balancer.replica(&member.spec.id) else { continue };
-            if !Arc::ptr_eq(&handle, &self.nodes[i].handle) {
-                // Removed, finished, and back: a new acquaintance.
-                let gate = if self.nodes[i].down > 0 { Gate::Ill } else { Gate::Open };
-                handle.set_gate(gate, Duration::ZERO);
-                self.nodes[i].handle = handle;
-            }
         }
     }
 
