@@ -17,8 +17,12 @@ use super::reservation::Reservation;
 /// How many waiting requests one look at the queue considers: the first in turn, and those behind it that may be small
 /// enough to fit beside what the first does not fit.
 const CONSIDERED_PER_LOOK: usize = 32;
-/// How many of them are tried. What is no smaller than one that did not fit is not.
+/// How many of them may find no room. What is no smaller than one that did not fit is not tried.
 const TRIED_PER_LOOK: usize = 8;
+/// How many of them may wait by choice where there is room; those behind take it.
+const BY_CHOICE_PER_LOOK: usize = 8;
+/// So long a request may wait for the replica that holds its prompt.
+const FOR_ITS_PREFIX_MAX: Duration = Duration::from_secs(10);
 /// For so long others may pass a request that is first in turn and does not fit. Then a replica is kept for it: if all
 /// were, the fleet would stand half empty for one large request.
 const PASSED_MAX: Duration = Duration::from_secs(2);
@@ -33,7 +37,7 @@ thread_local! {
     static SERVING: Cell<bool> = const { Cell::new(false) };
     static AGAIN: Cell<bool> = const { Cell::new(false) };
     /// The terms of the placement that this thread is making, which goes through the shell's [`super::Placer`].
-    static TERMS: Cell<Terms> = const { Cell::new(Terms::Now) };
+    static TERMS: Cell<Terms> = const { Cell::new(Terms::NOW) };
 }
 
 /// The terms of the placement that this thread is making.
@@ -41,12 +45,12 @@ pub(super) fn terms() -> Terms {
     TERMS.get()
 }
 
-/// Puts the terms back, come what may.
-struct OnTerms;
+/// Puts the former terms back, come what may.
+struct Former(Terms);
 
-impl Drop for OnTerms {
+impl Drop for Former {
     fn drop(&mut self) {
-        TERMS.set(Terms::Now);
+        TERMS.set(self.0);
     }
 }
 
@@ -61,7 +65,7 @@ impl Balancer {
         let now = self.home.clock.now();
         if !self.others_first(&state, pool, &ask, now) {
             let waits = queue::band(&state.settings.bands, usize::from(ask.band.0)).queue.requests > 0;
-            match self.place_on(if waits { Terms::Waits } else { Terms::Now }, &ask) {
+            match self.place_on(if waits { Terms::MAY_WAIT } else { Terms::NOW }, &ask) {
                 Ok(reservation) => return Admission::Placed(reservation),
                 Err(Refusal::NoCapacity { .. }) => {}
                 Err(refusal) => return Admission::Refused(refusal),
@@ -76,8 +80,7 @@ impl Balancer {
     }
 
     fn place_on(self: &Arc<Self>, terms: Terms, ask: &Arc<Ask>) -> Result<Reservation, Refusal> {
-        TERMS.set(terms);
-        let _until_then = OnTerms;
+        let _former = Former(TERMS.replace(terms));
         self.place(ask, &[])
     }
 
@@ -112,11 +115,20 @@ impl Balancer {
         let refused = |queue_ahead| {
             Admission::Refused(Refusal::NoCapacity { retry_after: pool.retry_after(&demand, queue_ahead) })
         };
-        if spec.queue.requests == 0 || pool.projected_wait(&demand, ahead) > HOPELESS * spec.queue.wait.as_secs_f64() {
+        let total: usize = bands.iter().map(|band| band.queue.requests).sum();
+        let full = queue.depth(ask.band) >= spec.queue.requests || queue.len() >= total;
+        let hopeless = pool.projected_wait(&demand, ahead) > HOPELESS * spec.queue.wait.as_secs_f64();
+        // Some may wait by choice: nobody is refused, or put out, where there is room for this one.
+        if spec.queue.requests > 0
+            && (full || hopeless)
+            && let Ok(reservation) = self.place_on(Terms::NOW, &ask)
+        {
+            return (Admission::Placed(reservation), outcomes);
+        }
+        if spec.queue.requests == 0 || hopeless {
             return (refused(ahead), outcomes);
         }
-        let total: usize = bands.iter().map(|band| band.queue.requests).sum();
-        if queue.depth(ask.band) >= spec.queue.requests || queue.len() >= total {
+        if full {
             // A band that is full takes a place of the lowest band that waits.
             let Some(displaced) = queue.displaceable(ask.band).and_then(|id| queue.remove(id)) else {
                 return (refused(ahead), outcomes);
@@ -175,10 +187,22 @@ impl Balancer {
         SERVING.set(false);
     }
 
-    fn expire(&self, state: &State, pool: &Pool, queue: &mut Line<Waiting>, now: Time, outcomes: &mut Vec<Outcome>) {
+    fn expire(
+        self: &Arc<Self>,
+        state: &State,
+        pool: &Pool,
+        queue: &mut Line<Waiting>,
+        now: Time,
+        outcomes: &mut Vec<Outcome>,
+    ) {
         let bands = &state.settings.bands;
         while let Some(place) = queue.expired(bands, now).and_then(|id| queue.remove(id)) {
             self.home.waiting.fetch_sub(1, Relaxed);
+            // It may have waited by choice.
+            if let Ok(reservation) = self.place_on(Terms::NOW, &place.what.ask) {
+                outcomes.push((place.what.waiter, Ok(reservation)));
+                continue;
+            }
             let demand = state.demand(&place.what.ask, now);
             let retry_after = pool.retry_after(&demand, queue.ahead(place.band));
             let waited = now.since(place.since);
@@ -211,16 +235,21 @@ impl Balancer {
     ) -> Option<(u64, Band, Result<Reservation, Refusal>)> {
         let mut refused: Vec<Arc<Ask>> = Vec::new();
         let mut kept_for = None;
-        let (mut before, mut tried) = (Vec::new(), 0);
+        let (mut before, mut by_choice, mut cut_short) = (Vec::new(), 0, false);
         for (id, level) in queue.in_turn(&state.settings.bands, now, CONSIDERED_PER_LOOK) {
-            if tried >= TRIED_PER_LOOK {
+            if refused.len() >= TRIED_PER_LOOK {
+                cut_short = true;
                 break;
             }
             let Some(place) = queue.get_mut(id) else { continue };
-            let demand = state.demand(&place.what.ask, now);
+            let risen = level < place.band;
+            let terms = Terms {
+                yields: !risen && !pool.keeps_one_for(&place.what.ask),
+                seeks_its_prefix: by_choice < BY_CHOICE_PER_LOOK && now.since(place.since) < FOR_ITS_PREFIX_MAX,
+                risen,
+            };
+            let demand = state.demand(&place.what.ask, now).on(terms);
             if !refused.iter().any(|ask| demand.no_smaller_than(&state.demand(ask, now))) {
-                tried += 1;
-                let terms = if level < place.band { Terms::Risen } else { Terms::Waits };
                 match self.place_on(terms, &place.what.ask) {
                     Ok(reservation) => {
                         passed(queue, &before, now);
@@ -231,8 +260,8 @@ impl Balancer {
                     Err(refusal @ Refusal::NoReplica { .. }) if pool.is_gone() => {
                         return Some((id, level, Err(refusal)));
                     }
-                    // What waits for one replica by choice says nothing of what others find.
-                    Err(_) if pool.has_room(&demand) => {}
+                    // What waits by choice says nothing of what others find.
+                    Err(_) if pool.has_room(&demand.clone().on(Terms::NOW)) => by_choice += 1,
                     Err(_) => refused.push(place.what.ask.clone()),
                 }
             }
@@ -243,7 +272,7 @@ impl Balancer {
             }
             before.push(id);
         }
-        if kept_for.is_none() {
+        if kept_for.is_none() && !cut_short {
             pool.kept.keep.release();
         }
         None

@@ -234,7 +234,7 @@ impl Balancer {
         let Some(pool) = state.pool(&ask.model) else {
             return Err(NO_REPLICA);
         };
-        let terms = if tried.is_empty() { admission::terms() } else { Terms::Now };
+        let terms = if tried.is_empty() { admission::terms() } else { Terms::NOW };
         let demand = state.demand(ask, self.home.clock.now()).on(terms);
         match pool.place(&demand, tried) {
             Ok(booked) => Ok(Reservation::new(booked, ask.clone())),

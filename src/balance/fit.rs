@@ -4,6 +4,7 @@
 //! counts the uncached prompt and the answer's expected length.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::config::BandSpec;
 use crate::units::Time;
@@ -23,21 +24,31 @@ pub(super) enum Fit {
     TooLong,
 }
 
-/// On which terms a place is looked for.
+/// On which terms a place is looked for. Whoever can wait in the queue may do so by choice although there is room; the
+/// default is a place now or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Terms {
-    /// Now or not at all.
-    #[default]
-    Now,
-    /// What finds no good place waits in the queue.
-    Waits,
-    /// The same, and it waited so long that it is served in a higher band's turn.
-    Risen,
+pub(super) struct Terms {
+    /// It does not stand behind prompts where a higher band is served.
+    pub yields: bool,
+    /// It waits for the replica that holds its prompt, where that is sooner.
+    pub seeks_its_prefix: bool,
+    /// It waited so long that it is served in a higher band's turn.
+    pub risen: bool,
 }
 
-/// A request of a lower band is not sent where prompts of more than this many seconds are yet to be computed, about a
-/// decode step's time: in an engine it would stand before whatever a higher band sends next, in the queue it does not.
+impl Terms {
+    pub const NOW: Terms = Terms { yields: false, seeks_its_prefix: false, risen: false };
+    /// Of a request that comes in and may wait.
+    pub const MAY_WAIT: Terms = Terms { yields: true, seeks_its_prefix: true, risen: false };
+}
+
+/// Where a higher band is served, a request of a lower one is not sent behind prompts of more than this many seconds
+/// that are yet to be computed, about a decode step's time: in an engine it would stand before whatever the higher band
+/// sends next, in the queue it does not.
 const BEHIND_SECONDS_MAX: f64 = 0.02;
+/// A replica serves a higher band as long as one of its requests was placed there within this time. Where none comes,
+/// nobody is kept waiting for it.
+const SERVES_FOR: Duration = Duration::from_secs(10);
 
 /// A request, with what its band and the moment make of it.
 #[derive(Clone, Debug)]
@@ -51,7 +62,7 @@ pub(super) struct Demand<'a> {
     pub ttft_weight: f64,
     pub terms: Terms,
     /// Its band, cut to what ledgers tell apart.
-    band: u8,
+    pub band: u8,
     /// Output tokens of one sequence: expected, and as many as it may become by the percentile.
     output: u64,
     output_most: u64,
@@ -76,7 +87,7 @@ impl<'a> Demand<'a> {
             share: band.share,
             weight: band.weight,
             ttft_weight,
-            terms: Terms::Now,
+            terms: Terms::NOW,
             band: ask.band.0.min(BANDS as u8 - 1),
             output,
             output_most,
@@ -124,7 +135,11 @@ impl<'a> Demand<'a> {
     /// Whether it should be placed there: it fits, and does not stand behind prompts that it can wait for elsewhere.
     #[inline(always)]
     pub fn fit_on_its_terms(&self, replica: &Replica) -> Fit {
-        if self.terms == Terms::Now || self.band == 0 { self.fit(replica) } else { self.fit_of_a_lower_band(replica) }
+        if self.band == 0 || !(self.terms.yields || self.terms.risen) {
+            self.fit(replica)
+        } else {
+            self.fit_of_a_lower_band(replica)
+        }
     }
 
     fn fit_of_a_lower_band(&self, replica: &Replica) -> Fit {
@@ -132,8 +147,15 @@ impl<'a> Demand<'a> {
         // Where none of its band runs nothing is asked of it: so no band starves, whatever the others do.
         let alone = replica.figures.of_band(self.band) == 0;
         match fit {
-            Fit::Fits if !alone && replica.prompts_seconds() > BEHIND_SECONDS_MAX => Fit::Full,
-            Fit::Full if alone && self.terms == Terms::Risen => Demand { share: 1.0, ..self.clone() }.fit(replica),
+            Fit::Fits
+                if self.terms.yields
+                    && !alone
+                    && replica.prompts_seconds() > BEHIND_SECONDS_MAX
+                    && replica.figures.served_above(self.band, self.now, SERVES_FOR) =>
+            {
+                Fit::Full
+            }
+            Fit::Full if self.terms.risen && alone => Demand { share: 1.0, ..self.clone() }.fit(replica),
             _ => fit,
         }
     }
@@ -214,6 +236,7 @@ impl<'a> Demand<'a> {
             && self.ask.prompt >= other.ask.prompt
             && self.ask.longest >= other.ask.longest
             && self.ask.must_hold >= other.ask.must_hold
+            && self.output >= other.output
             && self.output_most >= other.output_most
             && self.sequences() >= other.sequences()
     }

@@ -7,6 +7,9 @@
 //! is zero.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::Duration;
+
+use crate::units::Time;
 
 /// Classes of remaining lengths: two an octave, the last from 49,152 tokens up.
 pub(super) const BUCKETS: usize = 32;
@@ -89,6 +92,8 @@ pub(super) struct Figures {
     requests: AtomicU64,
     context: AtomicU64,
     prefill_work: AtomicU64,
+    /// Of it, what belongs to answers that come whole: when their prompts are computed nobody tells.
+    silent_work: AtomicU64,
     /// Weights of all entries.
     weights: AtomicU64,
     /// By class of remaining length. Apart, so that a fleet's first lines lie close together.
@@ -102,6 +107,8 @@ struct Classes {
     tokens: [AtomicU64; BUCKETS],
     /// Entries of each band.
     bands: [AtomicU64; BANDS],
+    /// When each band was placed there last, in microseconds; 0 is never.
+    served: [AtomicU64; BANDS],
 }
 
 fn add(sum: &AtomicU64, n: u64) {
@@ -171,6 +178,22 @@ impl Figures {
         self.classes.bands[usize::from(band) % BANDS].load(Relaxed)
     }
 
+    /// Prompt work of answers that stream: their first tokens tell when it is done.
+    pub fn streamed_prompt_work(&self) -> u64 {
+        self.prefill_work().saturating_sub(self.silent_work.load(Relaxed))
+    }
+
+    /// Notes that a request of this band was placed.
+    pub fn note_served(&self, band: u8, now: Time) {
+        self.classes.served[usize::from(band) % BANDS].store(now.0.max(1), Relaxed);
+    }
+
+    /// Whether a request of a higher band was placed within this time.
+    pub fn served_above(&self, band: u8, now: Time, within: Duration) -> bool {
+        let above = &self.classes.served[..usize::from(band) % BANDS];
+        above.iter().map(|at| at.load(Relaxed)).any(|at| at > 0 && now.since(Time(at)) <= within)
+    }
+
     /// Σ weight over the entries.
     pub fn weight_sum(&self) -> f64 {
         self.weights.load(Relaxed) as f64 / WEIGHT_UNIT
@@ -197,6 +220,7 @@ impl Figures {
         add(&self.sequences, u64::from(entry.sequences));
         add(&self.prefill, entry.prefill);
         add(&self.prefill_work, entry.prefill_work);
+        add(&self.silent_work, if entry.silent { entry.prefill_work } else { 0 });
         add(&self.decode, entry.decode());
         add(&self.requests, 1);
         add(&self.context, entry.context);
@@ -213,6 +237,7 @@ impl Figures {
         sub(&self.sequences, u64::from(entry.sequences));
         sub(&self.prefill, entry.prefill);
         sub(&self.prefill_work, entry.prefill_work);
+        sub(&self.silent_work, if entry.silent { entry.prefill_work } else { 0 });
         sub(&self.decode, entry.decode());
         sub(&self.requests, 1);
         sub(&self.context, entry.context);
@@ -309,6 +334,7 @@ impl Books {
                 f.sequences(),
                 f.prefill(),
                 f.prefill_work(),
+                f.silent_work.load(Relaxed),
                 f.decode(),
                 f.requests(),
                 f.context(),

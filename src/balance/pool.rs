@@ -12,7 +12,7 @@ use crate::units::{Band, ModelName, ReplicaId, Tokens};
 
 use super::ask::{Ask, Refusal};
 use super::balancer::NO_REPLICA;
-use super::fit::{Demand, Fit, Terms};
+use super::fit::{Demand, Fit};
 use super::policy::{self, LeastRequests, LeastTokens, Policy, PowerOfTwo, Random, RoundRobin, TokenLoad};
 use super::prefix::PrefixIndex;
 use super::queue::{Ahead, Line, Waiting};
@@ -254,7 +254,7 @@ impl Pool {
             }
             self.draw(&policy, &mut scratch.candidates);
             let Some(chosen) = self.least(demand, &scratch.candidates) else { return Err(Unbooked::Full) };
-            if demand.terms != Terms::Now
+            if demand.terms.seeks_its_prefix
                 && policy.prices_prefixes()
                 && self.worth_waiting(&policy, demand, chosen, &scratch.held)
             {
@@ -283,7 +283,8 @@ impl Pool {
         held.iter().zip(&self.members).enumerate().any(|(member, (&blocks, replica))| {
             if blocks <= there
                 || Some(replica.number) == kept
-                || replica.standing(demand.now) != Standing::Ready
+                // Nobody knows when a replica on trial, or in its slow start, has room.
+                || !replica.is_plain()
                 || demand.fit(replica) != Fit::Full
             {
                 return false;
@@ -460,10 +461,15 @@ impl Pool {
         kv.max(after(sequences, sequences_leaving))
     }
 
-    /// Whether it fits some replica that is ready, whatever it waits for.
+    /// Whether it fits some replica that is ready, on its terms.
     pub fn has_room(&self, demand: &Demand<'_>) -> bool {
         let mut ready = self.members.iter().filter(|replica| replica.standing(demand.now) == Standing::Ready);
-        ready.any(|replica| demand.fit(replica) == Fit::Fits)
+        ready.any(|replica| demand.fit_on_its_terms(replica) == Fit::Fits)
+    }
+
+    /// Whether the room of a replica is kept for this ask.
+    pub fn keeps_one_for(&self, ask: &Ask) -> bool {
+        self.kept.keep.kept_for(ask).is_some()
     }
 
     /// Keeps the room of one replica for a waiting request: of the one where it should fit first, and then of that one

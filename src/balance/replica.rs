@@ -318,10 +318,10 @@ impl Replica {
         f.prefill_work() as f64 * c.per_prompt + f.decode() as f64 / rate
     }
 
-    /// Seconds until the prompts sent there are computed.
+    /// Seconds until the prompts of the streams sent there are computed.
     #[inline]
     pub(super) fn prompts_seconds(&self) -> f64 {
-        self.traits.per_prompt.get() * self.figures.prefill_work() as f64
+        self.traits.per_prompt.get() * self.figures.streamed_prompt_work() as f64
     }
 
     /// The factor of memory pressure the engine reports, 1 where it is unknown or stale.
@@ -347,6 +347,7 @@ impl Replica {
             return Err(NotBooked::Full);
         }
         let entry = demand.entry(self, cached);
+        self.figures.note_served(demand.band, demand.now);
         Ok(books.enter(&self.figures, entry, chosen))
     }
 

@@ -144,6 +144,8 @@ impl Reservation {
         // The first call may carry several tokens; the run starts after them.
         let produced = tokens / u64::from(self.ask.sequences.max(1));
         self.run = Some(self.mark(produced, now));
+        // Who waits so as not to stand behind this prompt need not any more.
+        self.replica.made_room();
     }
 
     fn mark(&self, produced: u64, at: Time) -> Mark {

@@ -78,10 +78,12 @@ impl Coefficients {
 const HALF_LIFE_SECONDS: f64 = 6.0;
 /// One observation fades the others by at most this many seconds' worth: after a lull the first one must not be alone.
 const FADE_SECONDS_MAX: f64 = 1.0;
-/// Without observations what was seen loses half of its weight in this time, so that a replica drifts back to its prior: a
+/// Without observations what was seen loses half of its weight in this time, so that a replica drifts back to its prior.
+const DRIFT_HALF_LIFE_SECONDS: f64 = 60.0;
+/// The same where it is believed slower than its prior, since what is believed slow gets nothing to show otherwise: a
 /// busy one, believed at a third of its speed and left alone since, is tried again after a minute. Sooner would
 /// send it requests again and again while it is slow.
-const DRIFT_HALF_LIFE_SECONDS: f64 = 10.0;
+const SLOW_DRIFT_HALF_LIFE_SECONDS: f64 = 10.0;
 /// How many observations the prior shape (at the speed seen) counts for.
 const SHAPE_WEIGHT: f64 = 4.0;
 /// How many observations the prior speed counts for.
@@ -141,6 +143,12 @@ impl<const K: usize> Fit<K> {
         self.products.iter_mut().for_each(|sum| *sum *= keep);
         self.seen *= keep;
         self.slowness *= keep;
+    }
+
+    fn drift(&mut self, now: Time) {
+        let slower = self.slowness > self.seen;
+        let half_life = if slower { SLOW_DRIFT_HALF_LIFE_SECONDS } else { DRIFT_HALF_LIFE_SECONDS };
+        self.fade(half_life, f64::INFINITY, now);
     }
 
     fn solve(&mut self) {
@@ -266,8 +274,8 @@ impl Learner {
 
     /// Nothing may have come for a while: drifts back towards the prior.
     pub fn drift(&mut self, now: Time) -> Coefficients {
-        self.decode.fade(DRIFT_HALF_LIFE_SECONDS, f64::INFINITY, now);
-        self.prefill.fade(DRIFT_HALF_LIFE_SECONDS, f64::INFINITY, now);
+        self.decode.drift(now);
+        self.prefill.drift(now);
         self.solve(now)
     }
 

@@ -277,20 +277,80 @@ fn a_band_leaves_places_as_it_leaves_memory() {
 
 #[test]
 fn a_lower_band_does_not_stand_behind_prompts_in_an_engine() {
-    let (balancer, _) = balancer(bands(), &[spec("1")]);
+    let (balancer, clock) = balancer(bands(), &[spec("1")]);
+    // Where no higher band is served, nobody is kept waiting for it.
+    drop((0..3).map(|_| placed(&balancer, of_tenant("low", 1, ask(2000, 10)))).collect::<Vec<_>>());
+    drop(placed(&balancer, of_tenant("high", 0, ask(100, 10))));
     let mut first = placed(&balancer, of_tenant("low", 1, ask(2000, 10)));
     // 2,000 tokens at 8,000 a second are not computed yet: in the engine the second would stand before the high one.
     let (_ticket, second) = waits(&balancer, of_tenant("low", 1, ask(2000, 10)));
     let _high = placed(&balancer, of_tenant("high", 0, ask(100, 10)));
     balancer.tick();
     assert!(still_waits(&second));
-    first.progress(1);
     drop(_high);
+    assert!(still_waits(&second));
+    // The first token is what it waits for; no tick is needed.
+    first.progress(1);
+    let _second = second.try_recv().unwrap().unwrap();
+    // Answers that come whole never tell when their prompts are computed: nobody waits for that.
+    let whole = || Ask { stream: false, ..of_tenant("low", 1, ask(2000, 10)) };
+    drop(_second);
+    let _whole: Vec<Reservation> = (0..3).map(|_| placed(&balancer, whole())).collect();
+    // The higher band comes no more.
+    let _streams = placed(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    let (_ticket, waiting) = waits(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    clock.advance(Duration::from_secs(11));
     balancer.tick();
-    assert!(second.try_recv().unwrap().is_ok());
+    let _placed = waiting.try_recv().unwrap().unwrap();
     // Who cannot wait is not made to.
     let _third = balancer.place(&Arc::new(of_tenant("low", 1, ask(2000, 10))), &[]).unwrap();
 }
+
+#[test]
+fn nobody_is_refused_or_timed_out_for_having_waited_by_choice() {
+    let mut short = bands();
+    short.bands[1].queue = QueueSpec { requests: 1, wait: Duration::from_secs(5) };
+    let (balancer, clock) = balancer(short, &[spec("1")]);
+    let high = placed(&balancer, of_tenant("high", 0, ask(100, 10)));
+    let _first = placed(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    let (_ticket, second) = waits(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    // The queue is full and the replica is not.
+    let _third = placed(&balancer, of_tenant("low", 1, ask(2000, 10)));
+    drop(high);
+    clock.advance(Duration::from_secs(6));
+    balancer.tick();
+    let _second = second.try_recv().unwrap().expect("there was room all the time");
+}
+
+#[test]
+fn those_who_wait_for_a_prefix_stand_before_nobody_and_not_for_ever() {
+    let one = |id, max_sequences| ReplicaSpec { max_sequences, token_capacity: Some(Tokens(10_000_000)), ..spec(id) };
+    let mut wide = bands();
+    wide.bands.iter_mut().for_each(|band| band.queue.requests = 100);
+    let (balancer, clock) = balancer(wide, &[one("1", 1), one("2", 40)]);
+    let chain: Arc<[u64]> = (1..=1000u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    let turn = || Ask { prefix: chain.clone(), prefix_block_tokens: 16, ..ask(16_000, 20) };
+    let mut holder = placed(&balancer, turn());
+    while holder.replica().id().as_str() != "1" {
+        let next = placed(&balancer, turn());
+        holder = next;
+    }
+    holder.progress(1);
+    let waiting: Vec<_> = (0..30)
+        .filter_map(|_| match admit(&balancer, turn()) {
+            (Admission::Waiting(ticket), answer) => Some((ticket, answer)),
+            _ => None,
+        })
+        .collect();
+    assert!(waiting.len() <= 8 + 1, "{} wait", waiting.len());
+    let _other = placed(&balancer, ask(100, 20));
+    clock.advance(FOR_ITS_PREFIX);
+    balancer.tick();
+    assert!(waiting.iter().all(|(_, answer)| answer.try_recv().is_ok_and(|placed| placed.is_ok())));
+}
+
+/// Longer than a request waits for its prefix.
+const FOR_ITS_PREFIX: Duration = Duration::from_secs(11);
 
 #[test]
 fn a_band_of_which_nothing_runs_waits_for_nobodys_prompts() {
