@@ -65,7 +65,9 @@ impl Balancer {
         let now = self.home.clock.now();
         if !self.others_first(&state, pool, &ask, now) {
             let waits = queue::band(&state.settings.bands, usize::from(ask.band.0)).queue.requests > 0;
-            match self.place_on(if waits { Terms::MAY_WAIT } else { Terms::NOW }, &ask) {
+            let terms =
+                Terms { yields: waits && pool.serves_above(ask.band, now), seeks_its_prefix: waits, risen: false };
+            match self.place_on(terms, &ask) {
                 Ok(reservation) => return Admission::Placed(reservation),
                 Err(Refusal::NoCapacity { .. }) => {}
                 Err(refusal) => return Admission::Refused(refusal),
@@ -244,7 +246,7 @@ impl Balancer {
             let Some(place) = queue.get_mut(id) else { continue };
             let risen = level < place.band;
             let terms = Terms {
-                yields: !risen && !pool.keeps_one_for(&place.what.ask),
+                yields: !risen && !pool.keeps_one_for(&place.what.ask) && pool.serves_above(place.band, now),
                 seeks_its_prefix: by_choice < BY_CHOICE_PER_LOOK && now.since(place.since) < FOR_ITS_PREFIX_MAX,
                 risen,
             };

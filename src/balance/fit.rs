@@ -4,7 +4,6 @@
 //! counts the uncached prompt and the answer's expected length.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use crate::config::BandSpec;
 use crate::units::Time;
@@ -28,7 +27,7 @@ pub(super) enum Fit {
 /// default is a place now or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
-    /// It does not stand behind prompts where a higher band is served.
+    /// It does not stand behind prompts, since a higher band is served.
     pub yields: bool,
     /// It waits for the replica that holds its prompt, where that is sooner.
     pub seeks_its_prefix: bool,
@@ -38,17 +37,12 @@ pub(super) struct Terms {
 
 impl Terms {
     pub const NOW: Terms = Terms { yields: false, seeks_its_prefix: false, risen: false };
-    /// Of a request that comes in and may wait.
-    pub const MAY_WAIT: Terms = Terms { yields: true, seeks_its_prefix: true, risen: false };
 }
 
 /// Where a higher band is served, a request of a lower one is not sent behind prompts of more than this many seconds
 /// that are yet to be computed, about a decode step's time: in an engine it would stand before whatever the higher band
 /// sends next, in the queue it does not.
 const BEHIND_SECONDS_MAX: f64 = 0.02;
-/// A replica serves a higher band as long as one of its requests was placed there within this time. Where none comes,
-/// nobody is kept waiting for it.
-const SERVES_FOR: Duration = Duration::from_secs(10);
 
 /// A request, with what its band and the moment make of it.
 #[derive(Clone, Debug)]
@@ -147,14 +141,7 @@ impl<'a> Demand<'a> {
         // Where none of its band runs nothing is asked of it: so no band starves, whatever the others do.
         let alone = replica.figures.of_band(self.band) == 0;
         match fit {
-            Fit::Fits
-                if self.terms.yields
-                    && !alone
-                    && replica.prompts_seconds() > BEHIND_SECONDS_MAX
-                    && replica.figures.served_above(self.band, self.now, SERVES_FOR) =>
-            {
-                Fit::Full
-            }
+            Fit::Fits if self.terms.yields && !alone && replica.prompts_seconds() > BEHIND_SECONDS_MAX => Fit::Full,
             Fit::Full if self.terms.risen && alone => Demand { share: 1.0, ..self.clone() }.fit(replica),
             _ => fit,
         }

@@ -7,9 +7,6 @@
 //! is zero.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::time::Duration;
-
-use crate::units::Time;
 
 /// Classes of remaining lengths: two an octave, the last from 49,152 tokens up.
 pub(super) const BUCKETS: usize = 32;
@@ -107,8 +104,6 @@ struct Classes {
     tokens: [AtomicU64; BUCKETS],
     /// Entries of each band.
     bands: [AtomicU64; BANDS],
-    /// When each band was placed there last, in microseconds; 0 is never.
-    served: [AtomicU64; BANDS],
 }
 
 fn add(sum: &AtomicU64, n: u64) {
@@ -181,17 +176,6 @@ impl Figures {
     /// Prompt work of answers that stream: their first tokens tell when it is done.
     pub fn streamed_prompt_work(&self) -> u64 {
         self.prefill_work().saturating_sub(self.silent_work.load(Relaxed))
-    }
-
-    /// Notes that a request of this band was placed.
-    pub fn note_served(&self, band: u8, now: Time) {
-        self.classes.served[usize::from(band) % BANDS].store(now.0.max(1), Relaxed);
-    }
-
-    /// Whether a request of a higher band was placed within this time.
-    pub fn served_above(&self, band: u8, now: Time, within: Duration) -> bool {
-        let above = &self.classes.served[..usize::from(band) % BANDS];
-        above.iter().map(|at| at.load(Relaxed)).any(|at| at > 0 && now.since(Time(at)) <= within)
     }
 
     /// Σ weight over the entries.

@@ -8,11 +8,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::config::PolicyName;
-use crate::units::{Band, ModelName, ReplicaId, Tokens};
+use crate::units::{Band, ModelName, ReplicaId, Time, Tokens};
 
 use super::ask::{Ask, Refusal};
 use super::balancer::NO_REPLICA;
 use super::fit::{Demand, Fit};
+use super::ledger::BANDS;
 use super::policy::{self, LeastRequests, LeastTokens, Policy, PowerOfTwo, Random, RoundRobin, TokenLoad};
 use super::prefix::PrefixIndex;
 use super::queue::{Ahead, Line, Waiting};
@@ -23,6 +24,10 @@ const TIE: f64 = 0.01;
 /// How often a choice is made again because another booking came in between. Past it, what fits is taken as scored:
 /// with so many placing at once, the books are a moment old whatever one does.
 const RESCANS_MAX: u32 = 16;
+
+/// A band is served as long as one of its requests was placed within this time. Where none comes, nobody is kept waiting
+/// for it.
+const SERVES_FOR: Duration = Duration::from_secs(10);
 
 /// One model's replicas.
 #[derive(Debug)]
@@ -41,6 +46,8 @@ pub(super) struct Kept {
     pub prefixes: PrefixIndex,
     pub queue: Mutex<Line<Waiting>>,
     pub keep: Keep,
+    /// When a request of each band was placed last, in microseconds; 0 is never.
+    served: [AtomicU64; BANDS],
     /// State of the random policies' numbers.
     random: AtomicU64,
 }
@@ -90,6 +97,7 @@ impl Kept {
             prefixes: PrefixIndex::default(),
             queue: Mutex::default(),
             keep: Keep::default(),
+            served: Default::default(),
             random: AtomicU64::new(seed),
         }
     }
@@ -212,6 +220,7 @@ impl Pool {
     fn place_with(&self, demand: &Demand<'_>, tried: &[ReplicaId], scratch: &mut Scratch) -> Result<Booked, Unbooked> {
         let booked = with_policy!(self.policy, |policy| self.choose(policy, demand, tried, scratch))?;
         let ask = demand.ask;
+        self.kept.served[usize::from(demand.band)].store(demand.now.0.max(1), Relaxed);
         if !ask.prefix.is_empty() && policy::sees_prefixes(self.policy) {
             let computed = ask.prompt.0.saturating_sub(booked.cached);
             self.kept.prefixes.insert(&ask.prefix, &booked.replica, computed);
@@ -465,6 +474,12 @@ impl Pool {
     pub fn has_room(&self, demand: &Demand<'_>) -> bool {
         let mut ready = self.members.iter().filter(|replica| replica.standing(demand.now) == Standing::Ready);
         ready.any(|replica| demand.fit_on_its_terms(replica) == Fit::Fits)
+    }
+
+    /// Whether a request of a higher band than this was placed a moment ago.
+    pub fn serves_above(&self, band: Band, now: Time) -> bool {
+        let above = &self.kept.served[..usize::from(band.0).min(BANDS - 1)];
+        above.iter().map(|at| at.load(Relaxed)).any(|at| at > 0 && now.since(Time(at)) <= SERVES_FOR)
     }
 
     /// Whether the room of a replica is kept for this ask.

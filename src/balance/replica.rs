@@ -347,7 +347,6 @@ impl Replica {
             return Err(NotBooked::Full);
         }
         let entry = demand.entry(self, cached);
-        self.figures.note_served(demand.band, demand.now);
         Ok(books.enter(&self.figures, entry, chosen))
     }
 
