@@ -100,7 +100,7 @@ impl ProxyHttp for Shell {
             conn.served_by(reservation.replica().id());
         }
         let address = self.running.fleet().and_then(|fleet| fleet.address_of(reservation.replica()));
-        upstream::peer(reservation.replica(), address, &epoch.config.limits, &self.tls)
+        upstream::peer(reservation.replica(), address, &epoch.config.limits, &self.tls, ctx.conn.is_some())
     }
 
     async fn upstream_request_filter(

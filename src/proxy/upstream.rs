@@ -106,12 +106,15 @@ impl TlsMaterial {
     }
 }
 
-/// The peer of a replica.
+/// The peer of a replica. `watched`: the client's connection has a deadline of its own
+/// ([`super::stream::ConnState::set_deadline`]). Pingora is given one for each read only where there is none: it keeps a
+/// timer for every ten milliseconds of the next ten minutes in which a read might time out, on each thread.
 pub fn peer(
     replica: &Replica,
     address: Option<std::net::SocketAddr>,
     limits: &Limits,
     tls: &TlsMaterial,
+    watched: bool,
 ) -> Result<Box<HttpPeer>> {
     let spec = replica.spec();
     let address = address.ok_or_else(|| {
@@ -123,7 +126,9 @@ pub fn peer(
     options.total_connection_timeout = Some(TOTAL_CONNECT_TIMEOUT);
     options.idle_timeout = Some(IDLE_TIMEOUT);
     options.write_timeout = Some(WRITE_TIMEOUT);
-    options.read_timeout = Some(limits.first_byte_timeout.max(limits.stream_idle_timeout) + READ_TIMEOUT_SLACK);
+    if !watched {
+        options.read_timeout = Some(limits.first_byte_timeout.max(limits.stream_idle_timeout) + READ_TIMEOUT_SLACK);
+    }
     options.max_h2_streams = H2_STREAMS_MAX;
     options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
     options.tcp_keepalive = Some(TcpKeepalive {
