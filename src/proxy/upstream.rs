@@ -224,3 +224,30 @@ fn forwarded(session: &Session, header: &mut RequestHeader, ctx: &Ctx) -> Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::balance::{Balancer, Settings};
+    use crate::config::{self, Balance, BandSpec, Regions};
+    use crate::units::ManualClock;
+
+    #[test]
+    fn only_an_answer_that_nobody_else_watches_has_a_timer_of_pingoras_for_each_read() {
+        let text = "listen: [{address: 127.0.0.1:1}]\nmodels: [{name: m, tokenizer: approximate}]\n\
+                    replicas: [{id: a, url: 'http://127.0.0.1:9', model: m}]";
+        let config = config::parse(text, std::path::Path::new("")).unwrap();
+        let settings =
+            Settings { balance: Balance::default(), bands: vec![BandSpec::default()], regions: Regions::default() };
+        let balancer = Balancer::new(settings.clone(), ManualClock::new(), 1);
+        balancer.apply(settings, &config.replicas);
+        let replica = balancer.replicas()[0].clone();
+        let timeout = |watched| {
+            let address = Some("127.0.0.1:9".parse().unwrap());
+            let peer = peer(&replica, address, &config.limits, &TlsMaterial::default(), watched).unwrap();
+            peer.options.read_timeout
+        };
+        assert_eq!(timeout(true), None);
+        assert_eq!(timeout(false), Some(config.limits.first_byte_timeout + READ_TIMEOUT_SLACK));
+    }
+}
