@@ -30,31 +30,14 @@ impl RequestIds {
     pub fn downstream(&self) -> String {
         match &self.client {
             Some(client) => client.clone(),
-            None => self.own(""),
+            None => format!("req-{:016x}", self.unique),
         }
-    }
-
-    /// An id without a client's part: the unique number in 16 hexadecimal digits.
-    fn own(&self, before: &str) -> String {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut id = String::with_capacity(before.len() + 24);
-        id.push_str(if before.is_empty() { "req" } else { before });
-        id.push('-');
-        for shift in (0..16).rev() {
-            id.push(char::from(DIGITS[(self.unique >> (shift * 4)) as usize & 15]));
-        }
-        id
     }
 
     /// The id sent upstream with an attempt (from 1).
     pub fn upstream(&self, attempt: u32) -> String {
-        let mut id = self.own(self.client.as_deref().unwrap_or(""));
-        id.push('-');
-        match attempt {
-            0..=9 => id.push(char::from(b'0' + attempt as u8)),
-            _ => id.push_str(&attempt.to_string()),
-        }
-        id
+        let client = self.client.as_deref().unwrap_or("req");
+        format!("{client}-{:016x}-{attempt}", self.unique)
     }
 }
 
