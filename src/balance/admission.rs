@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::thread::LocalKey;
 use std::time::Duration;
 
 use crate::units::{Band, Time};
@@ -45,12 +46,21 @@ pub(super) fn terms() -> Terms {
     TERMS.get()
 }
 
-/// Puts the former terms back, come what may.
-struct Former(Terms);
+/// Another value in a thread's cell for a while; the former one comes back, come what may.
+struct ForAWhile<T: Copy + 'static> {
+    cell: &'static LocalKey<Cell<T>>,
+    former: T,
+}
 
-impl Drop for Former {
+impl<T: Copy> ForAWhile<T> {
+    fn set(cell: &'static LocalKey<Cell<T>>, value: T) -> Self {
+        ForAWhile { cell, former: cell.replace(value) }
+    }
+}
+
+impl<T: Copy> Drop for ForAWhile<T> {
     fn drop(&mut self) {
-        TERMS.set(self.0);
+        self.cell.set(self.former);
     }
 }
 
@@ -82,7 +92,7 @@ impl Balancer {
     }
 
     fn place_on(self: &Arc<Self>, terms: Terms, ask: &Arc<Ask>) -> Result<Reservation, Refusal> {
-        let _former = Former(TERMS.replace(terms));
+        let _until_placed = ForAWhile::set(&TERMS, terms);
         self.place(ask, &[])
     }
 
@@ -112,6 +122,8 @@ impl Balancer {
         let bands = &state.settings.bands;
         let spec = queue::band(bands, usize::from(ask.band.0));
         let demand = state.demand(&ask, now);
+        // Room that a placement below gives back is looked at afterwards: the queue is locked.
+        let _nested = ForAWhile::set(&SERVING, true);
         let mut queue = pool.kept.queue.lock();
         let ahead = queue.ahead(ask.band);
         let refused = |queue_ahead| {
@@ -145,12 +157,10 @@ impl Balancer {
         let id = queue.push(Place { band, tenant, tokens, since: now, what });
         self.home.waiting.fetch_add(1, AcqRel);
         // Room that a release made since this request found none is not lost: the look below finds it.
-        let nested = SERVING.replace(true);
         let mut mine = None;
         self.look(state, pool, &mut queue, now, |served, waiter, result| {
             if served == id { mine = Some(result) } else { outcomes.push((waiter, result)) }
         });
-        SERVING.set(nested);
         drop(queue);
         let admission = match mine {
             Some(Ok(reservation)) => Admission::Placed(reservation),
@@ -162,10 +172,11 @@ impl Balancer {
 
     /// Serves the queues of all models as far as there is room, and expires waits.
     pub(super) fn serve(self: &Arc<Self>) {
-        if SERVING.replace(true) {
+        if SERVING.get() {
             AGAIN.set(true);
             return;
         }
+        let _serving = ForAWhile::set(&SERVING, true);
         loop {
             AGAIN.set(false);
             let state = self.state.load_full();
@@ -186,7 +197,6 @@ impl Balancer {
                 break;
             }
         }
-        SERVING.set(false);
     }
 
     fn expire(
@@ -236,8 +246,7 @@ impl Balancer {
         now: Time,
     ) -> Option<(u64, Band, Result<Reservation, Refusal>)> {
         let mut refused: Vec<Arc<Ask>> = Vec::new();
-        let mut kept_for = None;
-        let (mut before, mut by_choice, mut cut_short) = (Vec::new(), 0, false);
+        let (mut before, mut by_choice, mut keeps, mut cut_short) = (Vec::new(), 0, false, false);
         for (id, level) in queue.in_turn(&state.settings.bands, now, CONSIDERED_PER_LOOK) {
             if refused.len() >= TRIED_PER_LOOK {
                 cut_short = true;
@@ -268,13 +277,13 @@ impl Balancer {
                 }
             }
             let passed_for_long = place.what.passed_since.is_some_and(|since| now.since(since) > PASSED_MAX);
-            if kept_for.is_none() && passed_for_long && !pool.has_room(&demand) {
+            if !keeps && passed_for_long && !pool.has_room(&demand) {
                 pool.keep_one_for(&demand, level);
-                kept_for = Some(id);
+                keeps = true;
             }
             before.push(id);
         }
-        if kept_for.is_none() && !cut_short {
+        if !keeps && !cut_short {
             pool.kept.keep.release();
         }
         None
