@@ -175,6 +175,7 @@ struct Report<'a> {
 impl Report<'_> {
     fn json(&self) {
         let w = self.weight;
+        let confidence = (f64::from(w.output.confidence) * 100.0).round() / 100.0;
         let segments: Vec<Value> = self
             .costs
             .iter()
@@ -192,7 +193,7 @@ impl Report<'_> {
             "prompt": {"tokens": w.prompt.tokens, "prompts": w.prompt.prompts, "longest": w.prompt.longest,
                        "source": w.prompt.source.label(), "exact": w.prompt.exact()},
             "output": {"mean": w.output.mean, "p50": w.output.p50, "p90": w.output.p90,
-                       "source": w.output.source, "confidence": (f64::from(w.output.confidence) * 100.0).round() / 100.0, "task": w.history.task},
+                       "source": w.output.source, "confidence": confidence, "task": w.history.task},
             "sequences": w.sequences,
             "prefix_blocks": w.prefix.len(),
             "prefix_block_tokens": w.prefix_block_tokens,

@@ -1,6 +1,7 @@
 //! The access log: one JSON line for each ended request, under the target `access`. Prompts and answers are never in it.
 
 use std::cell::RefCell;
+use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -104,22 +105,13 @@ impl AccessRecord<'_> {
         });
     }
 
-    fn write_line(&self, line: &mut Vec<u8>, second: &mut Second, unix: u64, micros: u32) -> serde_json::Result<()> {
+    fn write_line(&self, line: &mut Vec<u8>, second: &mut Second, unix: u64, micros: u32) -> io::Result<()> {
         if second.unix != unix || second.text.is_empty() {
             let time = chrono::DateTime::from_timestamp(i64::try_from(unix).unwrap_or(0), 0).unwrap_or_default();
             *second = Second { unix, text: time.format("%Y-%m-%dT%H:%M:%S").to_string() };
         }
-        line.extend_from_slice(b"{\"timestamp\":\"");
-        line.extend_from_slice(second.text.as_bytes());
-        line.push(b'.');
-        let mut digits = [b'0'; 6];
-        let mut rest = micros;
-        for digit in digits.iter_mut().rev() {
-            *digit += (rest % 10) as u8;
-            rest /= 10;
-        }
-        line.extend_from_slice(&digits);
-        line.extend_from_slice(b"Z\",\"level\":\"INFO\",\"target\":\"access\",");
+        let second = &second.text;
+        write!(line, "{{\"timestamp\":\"{second}.{micros:06}Z\",\"level\":\"INFO\",\"target\":\"access\",")?;
         // The record's own brace gives way to the one above.
         let brace = line.len();
         serde_json::to_writer(&mut *line, self)?;
