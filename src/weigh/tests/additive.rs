@@ -25,7 +25,8 @@ fn texts(specials: Vec<String>) -> impl Strategy<Value = String> {
 }
 
 fn adds_up(name: &str, tokenizer: &Tokenizer) {
-    assert!(tokenizer.additive().0, "{name} is counted by segments");
+    let additive = tokenizer.additive();
+    assert!(additive.specials && additive.lines && additive.words, "{name}: {additive:?}");
     let mut runner = TestRunner::new(Cases { cases: 300, failure_persistence: None, ..Cases::default() });
     let outcome = runner.run(&texts(tokenizer.special_texts()), |text| {
         let whole = tokenizer.count(&text);
