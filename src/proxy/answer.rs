@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::HeaderName;
 use http::header;
-use pingora::Result;
+use pingora::{Error, Result};
 use pingora::http::ResponseHeader;
 
 use crate::fleet::TrafficEvent;
@@ -12,13 +13,17 @@ use crate::running::Running;
 use crate::wire::{AnswerKind, AnswerReader, headers};
 
 use super::context::Ctx;
+use super::fields::{edit_answer, value};
 use super::reply::X_REQUEST_ID;
 use super::retry;
 
-const X_REPLICA: &str = "x-weighbridge-replica";
-const X_PROMPT_TOKENS: &str = "x-weighbridge-prompt-tokens";
-const X_OUTPUT_ESTIMATE: &str = "x-weighbridge-output-estimate";
-const X_QUEUE_MS: &str = "x-weighbridge-queue-ms";
+const X_REPLICA: HeaderName = HeaderName::from_static("x-weighbridge-replica");
+const X_PROMPT_TOKENS: HeaderName = HeaderName::from_static("x-weighbridge-prompt-tokens");
+const X_OUTPUT_ESTIMATE: HeaderName = HeaderName::from_static("x-weighbridge-output-estimate");
+const X_QUEUE_MS: HeaderName = HeaderName::from_static("x-weighbridge-queue-ms");
+
+/// Fields that are set here, at most: room for them is made once.
+const OWN_FIELDS: usize = 11;
 
 /// An error's body is kept this far, for its class.
 const ERROR_HEAD_BYTES: usize = 4096;
@@ -52,37 +57,43 @@ pub fn header(running: &Arc<Running>, header: &mut ResponseHeader, ctx: &mut Ctx
             event_bytes: usize::try_from(epoch.config.limits.event_bytes).unwrap_or(usize::MAX),
         }));
     }
-    if exchange.sse && exchange.hide_usage {
-        // The answer may become shorter than announced.
-        header.remove_header(&header::CONTENT_LENGTH);
+    let waited = u64::try_from(exchange.queue_wait.as_millis()).unwrap_or(u64::MAX);
+    let hides = exchange.sse && exchange.hide_usage;
+    let replica = exchange.reservation.as_ref().map(|reservation| reservation.replica());
+    if let Some(signals) = replica.and_then(|_| crate::fleet::signals::orca(&header.headers, running.clock.now()))
+        && let Some(replica) = replica
+    {
+        replica.set_signals(signals);
     }
-    if let Some(reservation) = &exchange.reservation {
-        let replica = reservation.replica();
-        if let Some(signals) = crate::fleet::signals::orca(&header.headers, running.clock.now()) {
-            replica.set_signals(signals);
+    edit_answer(header, |headers| {
+        headers.reserve(OWN_FIELDS);
+        if hides {
+            // The answer may become shorter than announced.
+            headers.remove(header::CONTENT_LENGTH);
         }
-        if let Some(location) = header.headers.get(header::LOCATION).and_then(|v| v.to_str().ok())
-            && let Some(rewritten) = {
+        if let Some(replica) = replica {
+            let location = headers.get(header::LOCATION).and_then(|v| v.to_str().ok());
+            if let Some(rewritten) = location.and_then(|location| {
                 let url = &replica.spec().url;
                 headers::relative_location(location, &url.authority(), &url.base_path)
+            }) {
+                headers.insert(header::LOCATION, value(rewritten)?);
             }
-        {
-            header.insert_header(header::LOCATION, rewritten)?;
+            if epoch.config.answer_headers {
+                headers.insert(X_REPLICA, value(replica.id().as_str())?);
+                headers.insert(X_PROMPT_TOKENS, exchange.weight.prompt.tokens.0.into());
+                headers.insert(X_OUTPUT_ESTIMATE, exchange.weight.output.p50.into());
+                headers.insert(X_QUEUE_MS, waited.into());
+            }
         }
-        if epoch.config.answer_headers {
-            header.insert_header(X_REPLICA, replica.id().as_str())?;
-            header.insert_header(X_PROMPT_TOKENS, exchange.weight.prompt.tokens.0)?;
-            header.insert_header(X_OUTPUT_ESTIMATE, exchange.weight.output.p50)?;
-            let waited = u64::try_from(exchange.queue_wait.as_millis()).unwrap_or(u64::MAX);
-            header.insert_header(X_QUEUE_MS, waited)?;
+        headers.insert(X_REQUEST_ID, value(&ctx.request_id)?);
+        if let Some(rates) = &ctx.rates {
+            for (name, text) in rates.headers() {
+                headers.insert(name, value(text)?);
+            }
         }
-    }
-    header.insert_header(X_REQUEST_ID, &ctx.request_id)?;
-    if let Some(rates) = &ctx.rates {
-        for (name, value) in rates.headers() {
-            header.insert_header(name, value)?;
-        }
-    }
+        Ok::<(), Box<Error>>(())
+    })?;
     retry::complete_retry_after(header)
 }
 

@@ -10,6 +10,7 @@ mod body;
 pub mod connections;
 mod context;
 mod edge;
+mod fields;
 mod finish;
 mod models;
 mod passthrough;

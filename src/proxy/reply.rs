@@ -1,7 +1,7 @@
 //! Answers that the balancer gives itself.
 
 use bytes::Bytes;
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use pingora::Result;
 use pingora::http::ResponseHeader;
 use pingora_proxy::Session;
@@ -12,9 +12,8 @@ use crate::wire::{ApiError, ErrorCode};
 use super::body;
 use super::context::Ctx;
 
-// Text, since Pingora takes over the case of a name, and of these only text costs it no allocation.
 /// `x-request-id`.
-pub const X_REQUEST_ID: &str = "x-request-id";
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
 /// A body this small that is still unread is read before an error goes out, so that the connection can be kept.

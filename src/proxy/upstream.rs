@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use http::header::{self, HeaderValue};
 use parking_lot::Mutex;
 use pingora::http::RequestHeader;
@@ -20,6 +21,7 @@ use crate::config::{Limits, ReplicaSpec};
 use crate::wire::headers;
 
 use super::context::{Ctx, Exchange, RequestBody};
+use super::fields::{edit_request, value};
 use super::reply::X_REQUEST_ID;
 
 /// A replica that is up accepts at once; one that does not is down, and another is tried.
@@ -32,6 +34,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Above the limits that this balancer watches itself, so that the right one speaks first.
 const READ_TIMEOUT_SLACK: Duration = Duration::from_secs(2);
+/// Fields that are set here, at most: room for them is made once.
+const OWN_FIELDS: usize = 10;
 /// Concurrent streams on one HTTP/2 connection to a replica.
 const H2_STREAMS_MAX: usize = 100;
 
@@ -165,29 +169,37 @@ pub fn request_header(
         return Err(Error::explain(ErrorType::InternalError, "a request goes out without a reservation"));
     };
     let spec = reservation.replica().spec();
-    if let RequestBody::Whole(body) = &exchange.body {
-        header.remove_header(&header::TRANSFER_ENCODING);
-        header.remove_header(&header::CONTENT_ENCODING);
-        header.insert_header(header::CONTENT_LENGTH, body.len())?;
-    }
-    // Usage must be readable: an engine's own compression is asked away.
-    header.insert_header(header::ACCEPT_ENCODING, "identity")?;
-    let guarded = ctx.epoch.as_ref().is_some_and(|e| !e.tenants.open());
-    let own_key = if spec.api_key_file.is_some() { tls.of(&spec)?.key } else { None };
-    for name in headers::not_forwarded(&header.headers, guarded || own_key.is_some()) {
-        header.remove_header(&name);
-    }
-    if !spec.preserve_host {
-        header.insert_header(header::HOST, host(&spec))?;
-    }
-    if let Some(key) = own_key {
-        header.insert_header(header::AUTHORIZATION, key)?;
-    }
-    forwarded(session, header, ctx)?;
     // Unique for each attempt: engines key their requests by it.
     let ids = ctx.ids.as_ref().ok_or_else(|| Error::explain(ErrorType::InternalError, "a request without an id"))?;
     let attempt_id = ids.upstream(exchange.attempts);
-    header.insert_header(X_REQUEST_ID, &attempt_id)?;
+    let guarded = ctx.epoch.as_ref().is_some_and(|e| !e.tenants.open());
+    let own_key = if spec.api_key_file.is_some() { tls.of(&spec)?.key } else { None };
+    let body_bytes = match &exchange.body {
+        RequestBody::Whole(body) => Some(body.len()),
+        RequestBody::Streamed | RequestBody::Spent => None,
+    };
+    edit_request(header, |headers| {
+        headers.reserve(OWN_FIELDS);
+        if let Some(bytes) = body_bytes {
+            headers.remove(header::TRANSFER_ENCODING);
+            headers.remove(header::CONTENT_ENCODING);
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+        }
+        // Usage must be readable: an engine's own compression is asked away.
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        for name in headers::not_forwarded(headers, guarded || own_key.is_some()) {
+            headers.remove(&name);
+        }
+        if !spec.preserve_host {
+            headers.insert(header::HOST, value(host(&spec))?);
+        }
+        if let Some(key) = own_key {
+            headers.insert(header::AUTHORIZATION, key);
+        }
+        forwarded(session, headers, ctx);
+        headers.insert(X_REQUEST_ID, value(&attempt_id)?);
+        Ok::<(), Box<Error>>(())
+    })?;
     exchange.upstream_request_id = Some(attempt_id);
     if !spec.url.base_path.is_empty() {
         let path = header.uri.path_and_query().map_or("/", |p| p.as_str());
@@ -210,8 +222,8 @@ fn host(spec: &ReplicaSpec) -> String {
 }
 
 /// Says who the client is, as this balancer saw it.
-fn forwarded(session: &Session, header: &mut RequestHeader, ctx: &Ctx) -> Result<()> {
-    let Some(address) = ctx.client else { return Ok(()) };
+fn forwarded(session: &Session, headers: &mut HeaderMap, ctx: &Ctx) {
+    let Some(address) = ctx.client else { return };
     let request = session.req_header();
     let host = request
         .headers
@@ -219,10 +231,7 @@ fn forwarded(session: &Session, header: &mut RequestHeader, ctx: &Ctx) -> Result
         .and_then(|h| h.to_str().ok())
         .or_else(|| request.uri.authority().map(|a| a.as_str()));
     let https = session.digest().is_some_and(|d| d.ssl_digest.is_some());
-    for (name, value) in headers::forwarded(&headers::ClientSide { address, host, https }) {
-        header.insert_header(name, value)?;
-    }
-    Ok(())
+    headers::set_forwarded(headers, &headers::ClientSide { address, host, https });
 }
 
 #[cfg(test)]

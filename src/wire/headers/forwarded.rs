@@ -4,6 +4,12 @@
 
 use std::net::IpAddr;
 
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
 /// The client's side of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientSide<'a> {
@@ -18,8 +24,8 @@ pub(super) fn replaced(name: &str) -> bool {
     name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-")
 }
 
-/// The fields to set on a request that goes to a replica.
-pub fn forwarded(side: &ClientSide<'_>) -> Vec<(&'static str, String)> {
+/// Sets them on a request that goes to a replica.
+pub fn set_forwarded(headers: &mut HeaderMap, side: &ClientSide<'_>) {
     let proto = if side.https { "https" } else { "http" };
     let address = side.address.to_canonical();
     let node = address.to_string();
@@ -29,17 +35,21 @@ pub fn forwarded(side: &ClientSide<'_>) -> Vec<(&'static str, String)> {
     for part in ["for=", open, &node, close, ";proto=", proto] {
         element.push_str(part);
     }
-    let mut fields = Vec::with_capacity(4);
-    fields.push(("x-forwarded-for", node));
-    fields.push(("x-forwarded-proto", proto.to_owned()));
     if let Some(host) = host {
         for part in [";host=\"", host, "\""] {
             element.push_str(part);
         }
-        fields.push(("x-forwarded-host", host.to_owned()));
     }
-    fields.push(("forwarded", element));
-    fields
+    let mut set = |name: HeaderName, value: Result<HeaderValue, _>| {
+        // An address and a plain host are text that any field can carry.
+        value.ok().and_then(|value| headers.insert(name, value))
+    };
+    set(http::header::FORWARDED, HeaderValue::try_from(element));
+    set(X_FORWARDED_FOR, HeaderValue::try_from(node));
+    set(X_FORWARDED_PROTO, Ok(HeaderValue::from_static(proto)));
+    if let Some(host) = host {
+        set(X_FORWARDED_HOST, HeaderValue::from_str(host));
+    }
 }
 
 /// A host that may stand in a quoted string as it is.
@@ -53,28 +63,41 @@ fn plain_host(host: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn fields(side: &ClientSide<'_>) -> Vec<(String, String)> {
+        let mut headers = HeaderMap::new();
+        set_forwarded(&mut headers, side);
+        let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
+        let mut fields: Vec<_> = headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+        fields.sort();
+        fields
+    }
+
+    fn pairs<const N: usize>(pairs: [(&str, &str); N]) -> Vec<(String, String)> {
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+    }
+
     #[test]
     fn c126_a_replica_is_told_who_asks_and_how() {
         let side = ClientSide { address: "192.0.2.1".parse().unwrap(), host: Some("lb.example:8080"), https: true };
         assert_eq!(
-            forwarded(&side),
-            [
-                ("x-forwarded-for", "192.0.2.1".to_owned()),
-                ("x-forwarded-proto", "https".to_owned()),
-                ("x-forwarded-host", "lb.example:8080".to_owned()),
-                ("forwarded", "for=192.0.2.1;proto=https;host=\"lb.example:8080\"".to_owned()),
-            ]
+            fields(&side),
+            pairs([
+                ("forwarded", "for=192.0.2.1;proto=https;host=\"lb.example:8080\""),
+                ("x-forwarded-for", "192.0.2.1"),
+                ("x-forwarded-host", "lb.example:8080"),
+                ("x-forwarded-proto", "https"),
+            ])
         );
         let side = ClientSide { address: "2001:db8::1".parse().unwrap(), host: Some("a\"b"), https: false };
         assert_eq!(
-            forwarded(&side),
-            [
-                ("x-forwarded-for", "2001:db8::1".to_owned()),
-                ("x-forwarded-proto", "http".to_owned()),
-                ("forwarded", "for=\"[2001:db8::1]\";proto=http".to_owned()),
-            ]
+            fields(&side),
+            pairs([
+                ("forwarded", "for=\"[2001:db8::1]\";proto=http"),
+                ("x-forwarded-for", "2001:db8::1"),
+                ("x-forwarded-proto", "http"),
+            ])
         );
         let mapped = ClientSide { address: "::ffff:192.0.2.1".parse().unwrap(), host: None, https: false };
-        assert_eq!(forwarded(&mapped)[0].1, "192.0.2.1");
+        assert_eq!(fields(&mapped)[1].1, "192.0.2.1");
     }
 }

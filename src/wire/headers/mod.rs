@@ -12,7 +12,7 @@ mod request_id;
 use http::{HeaderMap, HeaderName};
 
 pub use credentials::api_key;
-pub use forwarded::{ClientSide, forwarded};
+pub use forwarded::{ClientSide, set_forwarded};
 pub use framing::{Framing, framing};
 pub use hints::{Hints, PriorityHint};
 pub use hop::hop_by_hop;
