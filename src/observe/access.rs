@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use super::lines;
 use crate::units::Tokens;
-use crate::wire::Usage;
 
 /// What is told of one ended request. What does not apply is left out.
 #[derive(Debug, Serialize)]
@@ -39,33 +38,20 @@ pub struct AccessRecord<'a> {
     pub estimated_output_tokens: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<&'a str>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub usage: Option<LoggedUsage>,
+    // The usage, where there was one; flattening a struct of its own would double what a line costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_prompt_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_tokens: Option<u64>,
     pub usage_from_engine: bool,
     pub queue_ms: Milliseconds,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<Milliseconds>,
     pub duration_ms: Milliseconds,
-}
-
-/// A usage under the log's names.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct LoggedUsage {
-    prompt_tokens: u64,
-    cached_prompt_tokens: u64,
-    output_tokens: u64,
-    reasoning_tokens: u64,
-}
-
-impl From<Usage> for LoggedUsage {
-    fn from(usage: Usage) -> Self {
-        LoggedUsage {
-            prompt_tokens: usage.prompt,
-            cached_prompt_tokens: usage.cached_prompt,
-            output_tokens: usage.output,
-            reasoning_tokens: usage.reasoning,
-        }
-    }
 }
 
 /// Milliseconds, written with three decimals at most.
@@ -122,7 +108,6 @@ impl AccessRecord<'_> {
 
     /// As an event, for a log that people read.
     fn tell(&self) {
-        let usage = self.usage;
         tracing::info!(
             target: "access",
             request_id = self.request_id,
@@ -143,10 +128,10 @@ impl AccessRecord<'_> {
             counted_exactly = self.counted_exactly,
             estimated_output_tokens = self.estimated_output_tokens,
             task = self.task,
-            prompt_tokens = usage.map(|u| u.prompt_tokens),
-            cached_prompt_tokens = usage.map(|u| u.cached_prompt_tokens),
-            output_tokens = usage.map(|u| u.output_tokens),
-            reasoning_tokens = usage.map(|u| u.reasoning_tokens),
+            prompt_tokens = self.prompt_tokens,
+            cached_prompt_tokens = self.cached_prompt_tokens,
+            output_tokens = self.output_tokens,
+            reasoning_tokens = self.reasoning_tokens,
             usage_from_engine = self.usage_from_engine,
             queue_ms = self.queue_ms.0,
             ttft_ms = self.ttft_ms.map(|t| t.0),
@@ -179,7 +164,10 @@ mod tests {
             counted_exactly: true,
             estimated_output_tokens: Some(500),
             task: Some("chat"),
-            usage: Some(Usage { prompt: 12, cached_prompt: 4, output: 7, reasoning: 0 }.into()),
+            prompt_tokens: Some(12),
+            cached_prompt_tokens: Some(4),
+            output_tokens: Some(7),
+            reasoning_tokens: Some(0),
             usage_from_engine: true,
             queue_ms: Milliseconds::from_seconds(0.0),
             ttft_ms: Some(Milliseconds::from_seconds(0.012_345_67)),

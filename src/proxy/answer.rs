@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderName;
 use http::header;
-use pingora::{Error, Result};
 use pingora::http::ResponseHeader;
+use pingora::{Error, Result};
 
 use crate::fleet::TrafficEvent;
 use crate::running::Running;

@@ -106,7 +106,10 @@ pub fn settle(running: &Arc<Running>, session: &Session, ctx: &mut Ctx) {
             counted_exactly: x.is_some_and(|x| x.weight.prompt.exact()),
             estimated_output_tokens: x.map(|x| x.weight.output.p50),
             task: x.map(|x| x.weight.history.task.label()),
-            usage: usage.map(Into::into),
+            prompt_tokens: usage.map(|u| u.prompt),
+            cached_prompt_tokens: usage.map(|u| u.cached_prompt),
+            output_tokens: usage.map(|u| u.output),
+            reasoning_tokens: usage.map(|u| u.reasoning),
             usage_from_engine: from_engine,
             queue_ms: Milliseconds::from_seconds(x.map_or(0.0, |x| x.queue_wait.as_secs_f64())),
             ttft_ms: x

@@ -36,11 +36,7 @@ impl Secret {
 
     /// The name of a segment under this secret.
     pub fn key(&self, text: &str) -> SegmentKey {
-        xxh3_128_with_secret(text.as_bytes(), self.bytes())
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0[..]
+        xxh3_128_with_secret(text.as_bytes(), &self.0[..])
     }
 }
 

@@ -189,7 +189,7 @@ impl Tokenizer {
     /// Tokens of a text without special tokens: the sum over its words where the tokenizer allows that.
     fn count_segment(&self, text: &str) -> u64 {
         match &self.words {
-            Some(words) => words.count(text, &self.secret, &mut |stretch| self.count(stretch)),
+            Some(words) => words.count(text, &mut |stretch| self.count(stretch)),
             None => self.count(text),
         }
     }
@@ -438,13 +438,13 @@ impl Tokenizer {
     fn adds_up_over_words(&self) -> bool {
         let sums = |text: &str| {
             let mut sum = 0;
-            words(text, &mut |from, to| sum += self.count(&text[from..to]));
+            words(text, |from, to| sum += self.count(&text[from..to]));
             sum == self.count(text)
         };
         let halves = |text: &str| {
             let whole = self.count(text);
             let mut same = true;
-            words(text, &mut |_, to| {
+            words(text, |_, to| {
                 same &= self.count(&text[..to]) + self.count(&text[to..]) == whole;
             });
             same

@@ -6,9 +6,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xxhash_rust::xxh3::xxh3_64_with_secret;
-
-use super::cache::Secret;
 use super::cut::is_safe_line_end;
 
 /// Longer words are encoded each time.
@@ -35,23 +32,43 @@ struct Line([AtomicU64; WAYS]);
 
 /// Counts by word, of one tokenizer. Shared by all threads without a lock: an entry is one number.
 ///
-/// A word's name is its hash under the tokenizer's secret: 64 bits, of which 56 are kept and the rest choose the line.
-/// Two words that share it are miscounted by a token or so; at 400,000 words a second, a tenth of them new, that is
-/// once in centuries.
+/// A word's name is its hash under seeds of the tokenizer's own: 64 bits, of which 56 are kept and the rest choose the
+/// line. Two words that share it are miscounted by a token or so; at 400,000 words a second, a tenth of them new, that
+/// is once in centuries.
 #[derive(Debug)]
 pub(super) struct Words {
     lines: Box<[Line]>,
+    seeds: [u64; 3],
 }
 
 impl Words {
     pub(super) fn new() -> Words {
-        Words { lines: (0..LINES).map(|_| Line::default()).collect() }
+        Words { lines: (0..LINES).map(|_| Line::default()).collect(), seeds: rand::random() }
     }
 
+    /// The name of the word that stands at a range of a text.
+    #[inline]
+    fn name(&self, text: &[u8], from: usize, to: usize) -> u64 {
+        let [one, two, three] = self.seeds;
+        let len = to - from;
+        let (head, tail) = match len {
+            0..8 => (eight(text, from) & !(u64::MAX << (8 * len)), 0),
+            8 => (eight(text, from), 0),
+            _ => (eight(text, from), eight(text, to - 8)),
+        };
+        let mut name = folded(head ^ one, tail ^ two ^ len as u64);
+        if len > 16 {
+            name = folded(name ^ eight(text, from + 8), eight(text, to - 16) ^ three);
+        }
+        folded(name ^ two, three)
+    }
+
+    #[inline]
     fn line(&self, name: u64) -> &Line {
         &self.lines[(name % LINES as u64) as usize]
     }
 
+    #[inline]
     fn get(&self, name: u64) -> Option<u64> {
         self.line(name).0.iter().find_map(|entry| {
             let entry = entry.load(Ordering::Relaxed);
@@ -71,22 +88,21 @@ impl Words {
     }
 
     /// Tokens of a text; `encode` counts a stretch of it.
-    pub(super) fn count(&self, text: &str, secret: &Secret, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
+    pub(super) fn count(&self, text: &str, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
         let mut total = 0;
         // Where the stretch began that must be encoded, if any, and the known words since its last unknown one.
         let mut unknown_from: Option<usize> = None;
         let (mut run, mut run_tokens, mut run_from) = (0, 0, 0);
         let (mut known, mut new) = (0, 0);
-        words(text, &mut |from, to| {
-            let word = &text[from..to];
-            let name = (word.len() <= WORD_BYTES_MAX).then(|| xxh3_64_with_secret(word.as_bytes(), secret.bytes()));
+        words(text, |from, to| {
+            let name = (to - from <= WORD_BYTES_MAX).then(|| self.name(text.as_bytes(), from, to));
             let mut count = name.and_then(|name| self.get(name));
             known += u32::from(count.is_some());
             if let (None, Some(name), None) = (count, name, unknown_from)
                 && new < NEW_WORDS_FREE + known / KNOWN_FOR_ONE_NEW
             {
                 new += 1;
-                let tokens = encode(word);
+                let tokens = encode(&text[from..to]);
                 self.put(name, tokens);
                 count = Some(tokens);
             }
@@ -117,8 +133,28 @@ impl Words {
     }
 }
 
+/// Eight bytes of a text from a place on; zeros stand for what is past its end.
+#[inline]
+fn eight(text: &[u8], at: usize) -> u64 {
+    match text.get(at..at + 8) {
+        Some(eight) => u64::from_le_bytes(eight.try_into().unwrap_or_default()),
+        None => {
+            let rest = text.get(at..).unwrap_or_default();
+            rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+        }
+    }
+}
+
+/// The two halves of a product, one on the other: every bit of it depends on every bit of both numbers.
+#[inline]
+fn folded(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
 /// Hands out a text's words as ranges, in their order and without gaps.
-pub(super) fn words(text: &str, take: &mut dyn FnMut(usize, usize)) {
+#[inline]
+pub(super) fn words(text: &str, mut take: impl FnMut(usize, usize)) {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGHS: u64 = 0x8080_8080_8080_8080;
     let bytes = text.as_bytes();
@@ -126,16 +162,14 @@ pub(super) fn words(text: &str, take: &mut dyn FnMut(usize, usize)) {
     let mut from = 0;
     let mut at = 1;
     while at < bytes.len() {
-        // Eight bytes at a time, up to one that is a blank or a newline.
-        if let Some(eight) = bytes.get(at..at + 8) {
-            let eight = u64::from_le_bytes(eight.try_into().unwrap_or_default());
-            let found = zeros(eight ^ (ONES * u64::from(b' '))) | zeros(eight ^ (ONES * u64::from(b'\n')));
-            if found == 0 {
-                at += 8;
-                continue;
-            }
-            at += found.trailing_zeros() as usize / 8;
+        // Eight bytes at a time, up to one that is a blank or a newline; past the end there are none.
+        let eight = eight(bytes, at);
+        let found = zeros(eight ^ (ONES * u64::from(b' '))) | zeros(eight ^ (ONES * u64::from(b'\n')));
+        if found == 0 {
+            at += 8;
+            continue;
         }
+        at += found.trailing_zeros() as usize / 8;
         let cut = match bytes[at] {
             b' ' if bytes[at - 1].is_ascii_graphic() => at,
             b'\n' if is_safe_line_end(bytes, at) => at + 1,
@@ -158,7 +192,7 @@ mod tests {
 
     fn cut(text: &str) -> Vec<&str> {
         let mut out = Vec::new();
-        words(text, &mut |from, to| out.push(&text[from..to]));
+        words(text, |from, to| out.push(&text[from..to]));
         out
     }
 
@@ -192,7 +226,7 @@ mod tests {
                 .collect();
             let mut found = Vec::new();
             let mut end = 0;
-            words(&text, &mut |from, to| {
+            words(&text, |from, to| {
                 assert_eq!(from, end);
                 end = to;
                 found.push(to);
@@ -203,10 +237,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_name_depends_on_every_byte_and_on_nothing_around_the_word() {
+        let words = Words::new();
+        let text: Vec<u8> = (0..WORD_BYTES_MAX as u8).map(|i| b'a' + i % 26).collect();
+        let mut names = std::collections::HashSet::new();
+        for len in 1..=WORD_BYTES_MAX {
+            let name = words.name(&text, 0, len);
+            assert!(names.insert(name), "{len}");
+            let around = [b"xyz", &text[..len], b" and more"].concat();
+            assert_eq!(words.name(&around, 3, 3 + len), name, "{len}");
+            assert_eq!(words.name(&around[..3 + len], 3, 3 + len), name, "{len} at the end");
+            for at in 0..len {
+                let mut other = text[..len].to_vec();
+                other[at] ^= 1;
+                assert!(names.insert(words.name(&other, 0, len)), "{len}, {at}");
+            }
+        }
+    }
+
     /// Counts a byte as a token, which adds up over any cut, and what it was asked.
-    fn counted(words: &Words, secret: &Secret, text: &str) -> (u64, Vec<String>) {
+    fn counted(words: &Words, text: &str) -> (u64, Vec<String>) {
         let mut asked = Vec::new();
-        let total = words.count(text, secret, &mut |stretch| {
+        let total = words.count(text, &mut |stretch| {
             asked.push(stretch.to_owned());
             stretch.len() as u64
         });
@@ -215,18 +268,18 @@ mod tests {
 
     #[test]
     fn a_word_is_encoded_once() {
-        let (words, secret) = (Words::new(), Secret::new());
+        let words = Words::new();
         let text = "to be or not to be";
-        assert_eq!(counted(&words, &secret, text), (18, ["to", " be", " or", " not", " to"].map(String::from).into()));
-        assert_eq!(counted(&words, &secret, text), (18, Vec::new()));
-        assert_eq!(counted(&words, &secret, "not to be"), (9, vec!["not".to_owned()]));
+        assert_eq!(counted(&words, text), (18, ["to", " be", " or", " not", " to"].map(String::from).into()));
+        assert_eq!(counted(&words, text), (18, Vec::new()));
+        assert_eq!(counted(&words, "not to be"), (9, vec!["not".to_owned()]));
     }
 
     #[test]
     fn a_text_of_new_words_is_encoded_in_one_piece_after_the_first() {
-        let (words, secret) = (Words::new(), Secret::new());
+        let words = Words::new();
         let text: String = (0..1000).map(|i| format!("w{i} ")).collect();
-        let (total, asked) = counted(&words, &secret, &text);
+        let (total, asked) = counted(&words, &text);
         assert_eq!(total, text.len() as u64);
         assert_eq!(asked.len(), NEW_WORDS_FREE as usize + 1);
         assert_eq!(asked.concat(), text);
@@ -234,22 +287,22 @@ mod tests {
 
     #[test]
     fn few_known_words_between_long_ones_are_encoded_along() {
-        let (words, secret) = (Words::new(), Secret::new());
+        let words = Words::new();
         let long = "x".repeat(40);
-        counted(&words, &secret, "a b");
-        counted(&words, &secret, " b");
+        counted(&words, "a b");
+        counted(&words, " b");
         let text = format!("a b {long} b b {long} b{} {long} b", " b".repeat(7));
-        let (total, asked) = counted(&words, &secret, &text);
+        let (total, asked) = counted(&words, &text);
         assert_eq!(total, text.len() as u64);
         assert_eq!(asked, [format!(" {long} b b {long}"), format!(" {long} b")]);
     }
 
     #[test]
     fn a_million_words_stay_within_the_lines_and_are_never_miscounted() {
-        let (words, secret) = (Words::new(), Secret::new());
+        let words = Words::new();
         for i in 0..1_000_000u64 {
             let word = i.to_string();
-            let (total, _) = counted(&words, &secret, &word);
+            let (total, _) = counted(&words, &word);
             assert_eq!(total, word.len() as u64);
         }
         let kept = words.lines.iter().flat_map(|line| &line.0).filter(|entry| entry.load(Ordering::Relaxed) != 0);

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use aho_corasick::packed;
 use memchr::memmem::Finder;
 use serde::{Deserialize, Serialize};
 
@@ -108,14 +109,19 @@ pub fn detect(shape: &Shape<'_>) -> Task {
 /// Searchers are made once: making one costs as much as it then takes over a kilobyte.
 static CODE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("```"));
 /// Parts of words that ask for a summary, in English, German, French, Spanish and Chinese.
-static SUMMARY: LazyLock<[Finder<'static>; 7]> = LazyLock::new(|| {
-    ["esum", "ummar", "tl;dr", "TL;DR", "usammenfass", "\u{e9}sum", "\u{603b}\u{7ed3}"].map(Finder::new)
-});
+const SUMMARY: [&str; 7] = ["esum", "ummar", "tl;dr", "TL;DR", "usammenfass", "\u{e9}sum", "\u{603b}\u{7ed3}"];
+
+/// Looks for all of them in one walk; `None` where the processor cannot.
+static ANY_SUMMARY: LazyLock<Option<packed::Searcher>> = LazyLock::new(|| packed::Searcher::new(SUMMARY));
+static EACH_SUMMARY: LazyLock<[Finder<'static>; 7]> = LazyLock::new(|| SUMMARY.map(Finder::new));
 
 /// Whether the beginning or the end of a conversation asks for a summary.
 fn asks_for_summary(text: &[u8]) -> bool {
     const EDGE_BYTES: usize = 600;
-    let asks = |edge: &[u8]| SUMMARY.iter().any(|sign| sign.find(edge).is_some());
+    let asks = |edge: &[u8]| match &*ANY_SUMMARY {
+        Some(any) => any.find(edge).is_some(),
+        None => EACH_SUMMARY.iter().any(|sign| sign.find(edge).is_some()),
+    };
     if text.len() <= 2 * EDGE_BYTES {
         return asks(text);
     }
@@ -135,7 +141,10 @@ mod tests {
         assert_eq!(detect(&Shape { structured: true, ..plain }), Task::Extraction);
         assert_eq!(detect(&Shape { reasoning: true, tools: true, ..plain }), Task::Reasoning);
         assert_eq!(detect(&Shape { text: b"fix this: ```rust\nfn main() {}```", ..plain }), Task::Code);
-        assert_eq!(detect(&Shape { text: b"Please summarise: ...", ..plain }), Task::Summary);
+        for sign in SUMMARY {
+            let text = format!("Please: {sign}. Thank you.");
+            assert_eq!(detect(&Shape { text: text.as_bytes(), ..plain }), Task::Summary, "{sign}");
+        }
     }
 
     #[test]
