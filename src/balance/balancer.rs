@@ -286,6 +286,11 @@ impl Balancer {
         self.state.load().pool(model)?.window()
     }
 
+    /// What `tell` first makes of one of a model's replicas.
+    pub fn find_member<T>(&self, model: &ModelName, tell: impl FnMut(&Arc<Replica>) -> Option<T>) -> Option<T> {
+        self.state.load().pool(model)?.members.iter().find_map(tell)
+    }
+
     /// Every replica's books, for the admin API and metrics.
     pub fn views(&self) -> Vec<ReplicaView> {
         self.state.load().replicas.iter().map(|replica| replica.view()).collect()

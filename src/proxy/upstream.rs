@@ -191,7 +191,7 @@ pub fn request_header(
             headers.remove(&name);
         }
         if !spec.preserve_host {
-            headers.insert(header::HOST, value(host(&spec))?);
+            headers.insert(header::HOST, value(spec.url.authority())?);
         }
         if let Some(key) = own_key {
             headers.insert(header::AUTHORIZATION, key);
@@ -210,15 +210,6 @@ pub fn request_header(
         header.set_uri(uri);
     }
     Ok(())
-}
-
-fn host(spec: &ReplicaSpec) -> String {
-    let url = &spec.url;
-    let host = if url.host.contains(':') { format!("[{}]", url.host) } else { url.host.clone() };
-    match (url.https, url.port) {
-        (true, 443) | (false, 80) => host,
-        (_, port) => format!("{host}:{port}"),
-    }
 }
 
 /// Says who the client is, as this balancer saw it.

@@ -12,16 +12,11 @@ const TARGET_UTILIZATION: f64 = 0.7;
 impl Running {
     /// The kind of a model's replicas, by the first that tells; pools of mixed engines are counted by that one.
     pub fn engine(&self, model: &ModelName) -> Engine {
-        let replicas = self.balancer.replicas();
-        replicas
-            .iter()
-            .filter(|replica| replica.spec().models.contains(model))
-            .map(|replica| {
-                let known = self.fleet().and_then(|fleet| fleet.engine(replica.id()));
-                known.unwrap_or(replica.spec().engine)
-            })
-            .find(|engine| *engine != Engine::Auto)
-            .unwrap_or_default()
+        let told = self.balancer.find_member(model, |replica| {
+            let known = self.fleet().and_then(|fleet| fleet.engine(replica.id()));
+            Some(known.unwrap_or(replica.spec().engine)).filter(|engine| *engine != Engine::Auto)
+        });
+        told.unwrap_or_default()
     }
 
     /// A replica's state as a label: the fleet's word where it keeps the replica, the gate's otherwise.

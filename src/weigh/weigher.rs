@@ -483,7 +483,5 @@ fn reasons(request: &Request, loaded: Option<&Loaded>) -> bool {
     if let Some(thinking) = json("thinking") {
         return attr(&thinking, "type").is_some_and(|kind| kind.as_str() != Some("disabled"));
     }
-    loaded
-        .and_then(|loaded| loaded.templates.as_ref())
-        .is_some_and(|t| t.mentions("enable_thinking", false) || t.mentions("reasoning_effort", false))
+    loaded.and_then(|loaded| loaded.templates.as_ref()).is_some_and(|templates| templates.reasons())
 }

@@ -70,10 +70,10 @@ impl Words {
 
     #[inline]
     fn get(&self, name: u64) -> Option<u64> {
-        self.line(name).0.iter().find_map(|entry| {
-            let entry = entry.load(Ordering::Relaxed);
-            (entry >> COUNT_BITS == name >> COUNT_BITS && entry != 0).then_some(entry & 0xff)
-        })
+        // Where an entry's upper bits are the name's, what is left of it is its count; an empty one leaves the name.
+        let upper = name >> COUNT_BITS << COUNT_BITS;
+        let found = self.line(name).0.iter().map(|entry| entry.load(Ordering::Relaxed) ^ upper);
+        found.into_iter().find(|left| (1..=0xff).contains(left))
     }
 
     fn put(&self, name: u64, count: u64) {
@@ -90,46 +90,84 @@ impl Words {
     /// Tokens of a text; `encode` counts a stretch of it.
     pub(super) fn count(&self, text: &str, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
         let mut total = 0;
-        // Where the stretch began that must be encoded, if any, and the known words since its last unknown one.
-        let mut unknown_from: Option<usize> = None;
-        let (mut run, mut run_tokens, mut run_from) = (0, 0, 0);
-        let (mut known, mut new) = (0, 0);
+        let mut known = 0;
+        let mut doubt = Doubt::default();
         words(text, |from, to| {
-            let name = (to - from <= WORD_BYTES_MAX).then(|| self.name(text.as_bytes(), from, to));
-            let mut count = name.and_then(|name| self.get(name));
-            known += u32::from(count.is_some());
-            if let (None, Some(name), None) = (count, name, unknown_from)
-                && new < NEW_WORDS_FREE + known / KNOWN_FOR_ONE_NEW
-            {
-                new += 1;
-                let tokens = encode(&text[from..to]);
-                self.put(name, tokens);
-                count = Some(tokens);
-            }
-            match (count, unknown_from) {
-                (Some(tokens), None) => total += tokens,
-                (Some(tokens), Some(unknown)) => {
-                    if run == 0 {
-                        run_from = from;
-                    }
-                    run += 1;
-                    run_tokens += tokens;
-                    if run >= KNOWN_RUN_MIN {
-                        total += encode(&text[unknown..run_from]) + run_tokens;
-                        unknown_from = None;
-                        (run, run_tokens) = (0, 0);
+            let name = if to - from <= WORD_BYTES_MAX { Some(self.name(text.as_bytes(), from, to)) } else { None };
+            match name.and_then(|name| self.get(name)) {
+                Some(tokens) => {
+                    known += 1;
+                    if doubt.from.is_none() {
+                        total += tokens;
+                    } else {
+                        total += doubt.known(text, from, tokens, encode);
                     }
                 }
-                (None, unknown) => {
-                    unknown_from = unknown.or(Some(from));
-                    (run, run_tokens) = (0, 0);
-                }
+                None => total += doubt.unknown(self, text, (from, to), name, known, encode),
             }
         });
-        if let Some(from) = unknown_from {
-            total += encode(&text[from..]);
+        total + doubt.end(text, encode)
+    }
+}
+
+/// What is not known yet of a text: the stretch that is to be encoded in one piece.
+#[derive(Debug, Default)]
+struct Doubt {
+    /// Where it began, if it did.
+    from: Option<usize>,
+    /// Words encoded on their own so far.
+    new: u32,
+    /// The known words since the stretch's last unknown one, their tokens, and where they began.
+    run: u32,
+    run_tokens: u64,
+    run_from: usize,
+}
+
+impl Doubt {
+    /// A known word behind the stretch. Returns the tokens that are sure now.
+    #[cold]
+    fn known(&mut self, text: &str, from: usize, tokens: u64, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
+        if self.run == 0 {
+            self.run_from = from;
         }
-        total
+        self.run += 1;
+        self.run_tokens += tokens;
+        if self.run < KNOWN_RUN_MIN {
+            return 0;
+        }
+        let begun = self.from.take().unwrap_or(self.run_from);
+        self.run = 0;
+        encode(&text[begun..self.run_from]) + std::mem::take(&mut self.run_tokens)
+    }
+
+    /// A word that is not known: encoded on its own and kept, or the stretch goes on with it. Returns the tokens that
+    /// are sure now.
+    #[cold]
+    fn unknown(
+        &mut self,
+        words: &Words,
+        text: &str,
+        (from, to): (usize, usize),
+        name: Option<u64>,
+        known: u32,
+        encode: &mut dyn FnMut(&str) -> u64,
+    ) -> u64 {
+        if let (Some(name), None) = (name, self.from)
+            && self.new < NEW_WORDS_FREE + known / KNOWN_FOR_ONE_NEW
+        {
+            self.new += 1;
+            let tokens = encode(&text[from..to]);
+            words.put(name, tokens);
+            return tokens;
+        }
+        self.from.get_or_insert(from);
+        (self.run, self.run_tokens) = (0, 0);
+        0
+    }
+
+    /// The text is over.
+    fn end(self, text: &str, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
+        self.from.map_or(0, |from| encode(&text[from..]))
     }
 }
 
@@ -156,30 +194,31 @@ fn folded(a: u64, b: u64) -> u64 {
 #[inline]
 pub(super) fn words(text: &str, mut take: impl FnMut(usize, usize)) {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGHS: u64 = 0x8080_8080_8080_8080;
+    const LOWS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    // The high bit of each byte that is zero.
+    let zeros = |word: u64| !(((word & LOWS) + LOWS) | word | LOWS);
     let bytes = text.as_bytes();
-    let zeros = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
     let mut from = 0;
-    let mut at = 1;
+    let mut at = 0;
     while at < bytes.len() {
-        // Eight bytes at a time, up to one that is a blank or a newline; past the end there are none.
+        // Past the end there are no blanks.
         let eight = eight(bytes, at);
-        let found = zeros(eight ^ (ONES * u64::from(b' '))) | zeros(eight ^ (ONES * u64::from(b'\n')));
-        if found == 0 {
-            at += 8;
-            continue;
-        }
-        at += found.trailing_zeros() as usize / 8;
-        let cut = match bytes[at] {
-            b' ' if bytes[at - 1].is_ascii_graphic() => at,
-            b'\n' if is_safe_line_end(bytes, at) => at + 1,
-            _ => 0,
-        };
-        if cut > 0 {
+        let mut found = zeros(eight ^ (ONES * u64::from(b' '))) | zeros(eight ^ (ONES * u64::from(b'\n')));
+        while found != 0 {
+            let here = at + found.trailing_zeros() as usize / 8;
+            found &= found - 1;
+            if here == 0 {
+                continue;
+            }
+            let cut = match bytes[here] {
+                b' ' if bytes[here - 1].is_ascii_graphic() => here,
+                b'\n' if is_safe_line_end(bytes, here) => here + 1,
+                _ => continue,
+            };
             take(from, cut);
             from = cut;
         }
-        at += 1;
+        at += 8;
     }
     if from < bytes.len() {
         take(from, bytes.len());

@@ -127,12 +127,13 @@ impl Sketch {
         let (mut above_recent, mut above_all) = (Above::default(), Above::default());
         for i in (0..BUCKETS).rev() {
             let (r, a) = (recent.by_bucket[i], all.by_bucket[i]);
-            if r > 0 || a > 0 {
-                let above = if above_recent.count >= TAIL_RECENT_MIN { above_recent } else { above_all };
-                if above.count > 0 {
-                    let n = if (i as u64) < EXACT { i as u64 } else { floor(i + 1) - 1 };
-                    points.push((n, (above.sum / f64::from(above.count) - n as f64).max(1.0)));
-                }
+            if r == 0 && a == 0 {
+                continue;
+            }
+            let above = if above_recent.count >= TAIL_RECENT_MIN { above_recent } else { above_all };
+            if above.count > 0 {
+                let n = if (i as u64) < EXACT { i as u64 } else { floor(i + 1) - 1 };
+                points.push((n, (above.sum / f64::from(above.count) - n as f64).max(1.0)));
             }
             above_recent.add(r, middle(i));
             above_all.add(a, middle(i));

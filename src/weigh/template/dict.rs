@@ -76,6 +76,15 @@ impl Entries {
         }
     }
 
+    /// As [`Entries::into_value`], where of two members with one name the first counts.
+    pub fn into_first_of_each(mut self) -> Value {
+        if self.0.len() > LINEAR_KEYS_MAX {
+            // A map keeps the last; lookups that walk find the first by themselves.
+            self.0.reverse();
+        }
+        self.into_value()
+    }
+
     /// The members of a template map.
     pub fn of(map: &Value) -> Entries {
         match map.as_object().and_then(|object| object.try_iter_pairs()) {
@@ -200,6 +209,17 @@ mod tests {
         let pairs: Vec<(String, i64)> =
             Entries::of(&value).0.into_iter().map(|(k, v)| (k.to_string(), v.as_i64().unwrap())).collect();
         assert_eq!(pairs, [("a".to_owned(), 3), ("b".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn the_first_of_two_variables_counts_however_many_there_are() {
+        for others in [0, 100] {
+            let mut entries: Vec<(Value, Value)> =
+                (0..others).map(|i| (Value::from(format!("k{i}")), Value::from(i))).collect();
+            entries.insert(0, (Value::from("a"), Value::from(1)));
+            entries.push((Value::from("a"), Value::from(2)));
+            assert_eq!(Entries(entries).into_first_of_each().get_attr("a").unwrap().as_i64(), Some(1));
+        }
     }
 
     #[test]

@@ -60,8 +60,10 @@ pub struct Templates {
 
 struct Named {
     name: String,
-    source: String,
+    /// It takes content as a list of parts.
     parts: bool,
+    /// It speaks of reasoning.
+    reasons: bool,
 }
 
 impl fmt::Debug for Templates {
@@ -106,7 +108,8 @@ impl Templates {
             env.add_template_owned(name.clone(), text)
                 .map_err(|e| format!("chat template \"{name}\", line {}: {e}", e.line().unwrap_or(0)))?;
             let parts = format::wants_parts(&source);
-            compiled.push(Named { name, source, parts });
+            let reasons = source.contains("enable_thinking") || source.contains("reasoning_effort");
+            compiled.push(Named { name, parts, reasons });
         }
         if compiled.is_empty() {
             return Err("no chat template".to_owned());
@@ -136,9 +139,9 @@ impl Templates {
         }
     }
 
-    /// Whether the template for such a request speaks of `word`.
-    pub fn mentions(&self, word: &str, tools: bool) -> bool {
-        self.pick(tools).source.contains(word)
+    /// Whether the template has a switch for reasoning, which is on where nobody touches it.
+    pub fn reasons(&self) -> bool {
+        self.pick(false).reasons
     }
 
     /// Renders. `variables` win over the special tokens; `bytes` is the request's length, which bounds work and output.
@@ -147,12 +150,9 @@ impl Templates {
     /// [`RenderError::Raised`] where the template refuses the conversation, else [`RenderError::Failed`].
     pub fn render(&self, tools: bool, mut variables: Vec<(Value, Value)>, bytes: usize) -> Result<String, RenderError> {
         let named = self.pick(tools);
-        for (name, value) in &self.specials {
-            if !variables.iter().any(|(known, _)| known == name) {
-                variables.push((name.clone(), value.clone()));
-            }
-        }
-        let context = dict::Entries(variables).into_value();
+        // Behind the others: of two with one name the first is found.
+        variables.extend(self.specials.iter().cloned());
+        let context = dict::Entries(variables).into_first_of_each();
         let step = FUEL.iter().position(|(length, _)| bytes <= *length).unwrap_or(FUEL.len() - 1);
         let template = self.envs[step].get_template(&named.name).map_err(failed)?;
         let text = template.render(context).map_err(failed)?;

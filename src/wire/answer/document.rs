@@ -11,6 +11,18 @@ const KEY_BYTES_MAX: usize = 16;
 /// Longest value kept (`usage`, `error`); engines send a few hundred bytes.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
+/// The bytes that matter below the top: a look in a table is faster than five comparisons.
+const STRUCTURE: [bool; 256] = {
+    let mut table = [false; 256];
+    let marks = b"\"{}[]";
+    let mut i = 0;
+    while i < marks.len() {
+        table[marks[i] as usize] = true;
+        i += 1;
+    }
+    table
+};
+
 /// A scanner that stands anywhere in a document.
 #[derive(Debug, Default)]
 pub(super) struct Document {
@@ -73,8 +85,7 @@ impl Document {
                 continue;
             }
             if self.depth > 1 {
-                let Some(offset) = chunk[at..].iter().position(|b| matches!(b, b'"' | b'{' | b'}' | b'[' | b']'))
-                else {
+                let Some(offset) = chunk[at..].iter().position(|byte| STRUCTURE[usize::from(*byte)]) else {
                     break;
                 };
                 at += offset;

@@ -30,14 +30,32 @@ impl RequestIds {
     pub fn downstream(&self) -> String {
         match &self.client {
             Some(client) => client.clone(),
-            None => format!("req-{:016x}", self.unique),
+            None => {
+                let mut id = String::with_capacity(4 + 16);
+                id.push_str("req-");
+                push_hex(&mut id, self.unique);
+                id
+            }
         }
     }
 
     /// The id sent upstream with an attempt (from 1).
     pub fn upstream(&self, attempt: u32) -> String {
         let client = self.client.as_deref().unwrap_or("req");
-        format!("{client}-{:016x}-{attempt}", self.unique)
+        let mut id = String::with_capacity(client.len() + 1 + 16 + 1 + 10);
+        id.push_str(client);
+        id.push('-');
+        push_hex(&mut id, self.unique);
+        id.push('-');
+        id.push_str(itoa::Buffer::new().format(attempt));
+        id
+    }
+}
+
+/// Sixteen hexadecimal digits; each request has several ids, and formatting them is a tenth as fast.
+fn push_hex(text: &mut String, number: u64) {
+    for shift in (0..16).rev() {
+        text.push(char::from(b"0123456789abcdef"[(number >> (4 * shift) & 0xf) as usize]));
     }
 }
 
@@ -64,6 +82,8 @@ mod tests {
         assert_eq!(all.iter().collect::<std::collections::HashSet<_>>().len(), all.len());
         assert!(one.upstream(1).starts_with("same-"));
         assert_eq!(ids(None, 255).downstream(), "req-00000000000000ff");
+        assert_eq!(ids(Some(b"a"), 0x0123_4567_89ab_cdef).upstream(1), "a-0123456789abcdef-1");
+        assert_eq!(ids(None, 1).upstream(12), "req-0000000000000001-12");
     }
 
     #[test]
