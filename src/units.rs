@@ -2,12 +2,17 @@
 //!
 //! Pure: no I/O, and no wall clock except behind [`Clock`], which is passed in.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+/// A map by names that the operator gives: looked up many times for each request, with hashes that are quick to make.
+/// Whoever sends requests cannot fill it.
+pub type NameMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A count of model tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

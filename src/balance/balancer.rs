@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::config::{Balance, BandSpec, Regions, ReplicaSpec};
-use crate::units::{Band, Clock, ModelName, ReplicaId, Time, Tokens};
+use crate::units::{Band, Clock, ModelName, NameMap, ReplicaId, Time, Tokens};
 
 use super::admission;
 use super::ask::{Ask, Refusal};
@@ -77,7 +77,7 @@ pub trait Placer: Send + Sync {
 pub(super) struct State {
     pub settings: Settings,
     pub replicas: Arc<[Arc<Replica>]>,
-    pools: HashMap<ModelName, Arc<Pool>>,
+    pools: NameMap<ModelName, Arc<Pool>>,
     /// The same, by name, for whoever walks through them.
     pub pools_in_order: Vec<Arc<Pool>>,
 }
@@ -114,7 +114,7 @@ impl fmt::Debug for Balancer {
 impl Balancer {
     /// A balancer without replicas. `seed` feeds the random policies.
     pub fn new(settings: Settings, clock: Arc<dyn Clock>, seed: u64) -> Arc<Balancer> {
-        let state = State { settings, replicas: Arc::from([]), pools: HashMap::new(), pools_in_order: Vec::new() };
+        let state = State { settings, replicas: Arc::from([]), pools: NameMap::default(), pools_in_order: Vec::new() };
         Arc::new_cyclic(|me| Balancer {
             home: Arc::new(Home { clock, waiting: AtomicUsize::new(0), balancer: me.clone() }),
             state: ArcSwap::from_pointee(state),
@@ -179,7 +179,7 @@ impl Balancer {
                 members.entry(pool.model.clone()).or_default();
             }
         }
-        let pools: HashMap<ModelName, Arc<Pool>> = members
+        let pools: NameMap<ModelName, Arc<Pool>> = members
             .into_iter()
             .map(|(model, mut members)| {
                 members.sort_by_key(|replica| replica.number);

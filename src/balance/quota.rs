@@ -5,7 +5,6 @@
 //! tokens that were really used, which may leave the bucket in debt, and dropped unsettled (refused, failed) it gives
 //! everything back. Pure: the time is passed in.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::config::Tenant;
-use crate::units::{TenantName, Time};
+use crate::units::{NameMap, TenantName, Time};
 
 const MINUTE: f64 = 60.0;
 /// When a request over the number at a time may come again: nobody knows when an answer ends.
@@ -210,7 +209,7 @@ impl Account {
 /// All tenants' accounts.
 #[derive(Debug, Default)]
 pub struct Quotas {
-    accounts: RwLock<HashMap<TenantName, Arc<Mutex<Account>>>>,
+    accounts: RwLock<NameMap<TenantName, Arc<Mutex<Account>>>>,
 }
 
 impl Quotas {

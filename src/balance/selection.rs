@@ -20,7 +20,7 @@ use pingora_load_balancing::discovery::ServiceDiscovery;
 use pingora_load_balancing::selection::{BackendIter, BackendSelection};
 use pingora_load_balancing::{Backend, Backends, LoadBalancer};
 
-use crate::units::ReplicaId;
+use crate::units::{NameMap, ReplicaId};
 
 use super::ask::{Ask, Refusal};
 use super::balancer::{Balancer, NO_REPLICA, Placer};
@@ -49,7 +49,7 @@ struct Order {
 }
 
 /// Orders by their numbers.
-type Orders = HashMap<u64, Arc<Order>>;
+type Orders = NameMap<u64, Arc<Order>>;
 
 /// Orders are spread over so many locks by their numbers.
 const ORDER_SHARDS: u64 = 64;
@@ -58,7 +58,7 @@ const ORDER_SHARDS: u64 = 64;
 #[derive(Debug)]
 pub struct Directory {
     balancer: Weak<Balancer>,
-    addresses: RwLock<HashMap<ReplicaId, SocketAddr>>,
+    addresses: RwLock<NameMap<ReplicaId, SocketAddr>>,
     orders: Box<[Mutex<Orders>]>,
     next_order: AtomicU64,
     updating: tokio::sync::Mutex<()>,

@@ -4,7 +4,6 @@
 //! [`Machine`](super::health::Machine), which also hears traffic; so a check answers with the machine's verdict and
 //! both of Pingora's thresholds are one. Each replica's own clock, with jitter, decides whether a round probes it.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tracing::debug;
 
 use crate::balance::Balancer;
 use crate::balance::selection::{self, Directory, PingoraBalancer, PingoraPlacer};
-use crate::units::ReplicaId;
+use crate::units::{NameMap, ReplicaId};
 
 use super::member::Member;
 
@@ -26,7 +25,7 @@ use super::member::Member;
 const ROUND_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The replicas by id, swapped as a whole.
-pub(super) type Members = Arc<ArcSwap<HashMap<ReplicaId, Arc<Member>>>>;
+pub(super) type Members = Arc<ArcSwap<NameMap<ReplicaId, Arc<Member>>>>;
 
 /// Pingora's load balancer over the fleet, with the fleet's checks.
 pub(super) struct Checks {

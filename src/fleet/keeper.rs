@@ -1,6 +1,6 @@
 //! The fleet as a whole: who belongs to it, from every source, and what is told to the balancer.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::balance::{Balancer, Replica, Settings as BalanceSettings};
 use crate::config::{self, Config, ReplicaSpec};
-use crate::units::{Clock, ModelName, ReplicaId};
+use crate::units::{Clock, ModelName, NameMap, ReplicaId};
 
 use super::bounds::Bounds;
 use super::checks::{Checks, Members};
@@ -83,7 +83,7 @@ impl Fleet {
     /// # Panics
     /// Outside of a tokio runtime; its tasks run on the current one.
     pub fn start(config: &Config, balancer: Arc<Balancer>, clock: Arc<dyn Clock>) -> Arc<Fleet> {
-        let members: Members = Arc::new(ArcSwap::from_pointee(HashMap::new()));
+        let members: Members = Arc::new(ArcSwap::from_pointee(NameMap::default()));
         let home = Arc::new(Home {
             members: members.clone(),
             balancer,
@@ -265,7 +265,7 @@ impl Fleet {
         let specs = merge(&sources);
         let old = self.members.load_full();
         let settings = self.home.settings.load_full();
-        let mut members = HashMap::with_capacity(specs.len());
+        let mut members = NameMap::with_capacity_and_hasher(specs.len(), Default::default());
         for spec in &specs {
             let member = match old.get(&spec.id) {
                 Some(member) if member.spec.load().url == spec.url => {

@@ -1,11 +1,10 @@
 //! One configuration in force, with what was built from it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::config::{BandSpec, Config, Model};
 use crate::fleet::RetryBudget;
-use crate::units::Band;
+use crate::units::{Band, NameMap};
 use crate::weigh::Weigher;
 
 use super::tenants::Tenants;
@@ -35,7 +34,7 @@ pub struct Epoch {
     pub weigher: Arc<Weigher>,
     pub tenants: Tenants,
     pub retry_budget: RetryBudget,
-    models: HashMap<String, ModelEntry>,
+    models: NameMap<String, ModelEntry>,
     default_band: Band,
 }
 
@@ -46,7 +45,7 @@ impl Epoch {
     /// A tenant's key file that cannot be read.
     pub fn new(revision: u64, config: Config, weigher: Arc<Weigher>, before: Option<&Epoch>) -> anyhow::Result<Epoch> {
         let tenants = Tenants::load(&config.tenants)?;
-        let mut models = HashMap::new();
+        let mut models = NameMap::default();
         for model in &config.models {
             let entry = Arc::new(model.clone());
             let all = std::iter::once((model.name.as_str().to_owned(), Named::Name))

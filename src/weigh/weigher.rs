@@ -1,13 +1,12 @@
 //! Weighs requests: the prompt counted, the answer estimated.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
 
 use crate::config::{Config, Engine, Model};
-use crate::units::{Clock, ModelName, TenantName, Tokens};
+use crate::units::{Clock, ModelName, NameMap, TenantName, Tokens};
 use crate::wire::{ApiError, Endpoint, Request};
 
 use super::count::cache::CACHE_BYTES;
@@ -105,7 +104,7 @@ struct Entry {
 /// Weighs requests by one configuration's models.
 #[derive(Debug)]
 pub struct Weigher {
-    entries: HashMap<ModelName, Arc<Entry>>,
+    entries: NameMap<ModelName, Arc<Entry>>,
     /// In the configuration's order.
     names: Vec<ModelName>,
     slots: Slots,
@@ -139,7 +138,7 @@ impl Weigher {
         limits: WeighLimits,
     ) -> Arc<Weigher> {
         let slots = Slots::new(&config.models, previous.map(|previous| &previous.slots), &local_time());
-        let mut entries = HashMap::new();
+        let mut entries = NameMap::default();
         for model in &config.models {
             histories.set_percentile(&model.name, model.output.percentile);
             if let Some(slot) = slots.of(model) {

@@ -92,20 +92,18 @@ impl Words {
         let mut total = 0;
         let mut known = 0;
         let mut doubt = Doubt::default();
-        words(text, |from, to| {
+        let mut from = 0;
+        for to in ends(text) {
             let name = if to - from <= WORD_BYTES_MAX { Some(self.name(text.as_bytes(), from, to)) } else { None };
             match name.and_then(|name| self.get(name)) {
                 Some(tokens) => {
                     known += 1;
-                    if doubt.from.is_none() {
-                        total += tokens;
-                    } else {
-                        total += doubt.known(text, from, tokens, encode);
-                    }
+                    total += if doubt.from.is_none() { tokens } else { doubt.known(text, from, tokens, encode) };
                 }
                 None => total += doubt.unknown(self, text, (from, to), name, known, encode),
             }
-        });
+            from = to;
+        }
         total + doubt.end(text, encode)
     }
 }
@@ -174,13 +172,16 @@ impl Doubt {
 /// Eight bytes of a text from a place on; zeros stand for what is past its end.
 #[inline]
 fn eight(text: &[u8], at: usize) -> u64 {
-    match text.get(at..at + 8) {
-        Some(eight) => u64::from_le_bytes(eight.try_into().unwrap_or_default()),
-        None => {
-            let rest = text.get(at..).unwrap_or_default();
-            rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
-        }
+    match text.get(at..).and_then(<[u8]>::first_chunk) {
+        Some(eight) => u64::from_le_bytes(*eight),
+        None => last_bytes(text, at),
     }
+}
+
+#[cold]
+fn last_bytes(text: &[u8], at: usize) -> u64 {
+    let rest = text.get(at..).unwrap_or_default();
+    rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
 /// The two halves of a product, one on the other: every bit of it depends on every bit of both numbers.
@@ -190,38 +191,58 @@ fn folded(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Hands out a text's words as ranges, in their order and without gaps.
-#[inline]
-pub(super) fn words(text: &str, mut take: impl FnMut(usize, usize)) {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const LOWS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    // The high bit of each byte that is zero.
-    let zeros = |word: u64| !(((word & LOWS) + LOWS) | word | LOWS);
-    let bytes = text.as_bytes();
-    let mut from = 0;
-    let mut at = 0;
-    while at < bytes.len() {
-        // Past the end there are no blanks.
-        let eight = eight(bytes, at);
-        let mut found = zeros(eight ^ (ONES * u64::from(b' '))) | zeros(eight ^ (ONES * u64::from(b'\n')));
-        while found != 0 {
-            let here = at + found.trailing_zeros() as usize / 8;
-            found &= found - 1;
-            if here == 0 {
-                continue;
+/// Where a text's words end, in their order; each begins where the one before it ended.
+pub(super) fn ends(text: &str) -> Ends<'_> {
+    Ends { bytes: text.as_bytes(), at: 0, left: 0, end: 0 }
+}
+
+/// See [`ends`].
+#[derive(Debug)]
+pub(super) struct Ends<'t> {
+    bytes: &'t [u8],
+    /// The eight bytes after these were looked at.
+    at: usize,
+    /// The high bits of those that are a blank or a newline, and are yet to be seen to.
+    left: u64,
+    /// The last end.
+    end: usize,
+}
+
+impl Iterator for Ends<'_> {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        const ONES: u64 = 0x0101_0101_0101_0101;
+        const LOWS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+        // The high bit of each byte that is zero.
+        let zeros = |word: u64| !(((word & LOWS) + LOWS) | word | LOWS);
+        let bytes = self.bytes;
+        loop {
+            while self.left == 0 {
+                if self.at >= bytes.len() {
+                    let last = self.end < bytes.len();
+                    self.end = bytes.len();
+                    return last.then_some(bytes.len());
+                }
+                // Past the end there are no blanks.
+                let eight = eight(bytes, self.at);
+                self.left = zeros(eight ^ (ONES * u64::from(b' '))) | zeros(eight ^ (ONES * u64::from(b'\n')));
+                self.at += 8;
             }
-            let cut = match bytes[here] {
-                b' ' if bytes[here - 1].is_ascii_graphic() => here,
-                b'\n' if is_safe_line_end(bytes, here) => here + 1,
-                _ => continue,
-            };
-            take(from, cut);
-            from = cut;
+            let here = self.at - 8 + self.left.trailing_zeros() as usize / 8;
+            self.left &= self.left - 1;
+            let Some(before) = here.checked_sub(1).map(|before| bytes[before]) else { continue };
+            if bytes[here] == b' ' {
+                if before.is_ascii_graphic() {
+                    self.end = here;
+                    return Some(here);
+                }
+            } else if is_safe_line_end(bytes, here) {
+                self.end = here + 1;
+                return Some(here + 1);
+            }
         }
-        at += 8;
-    }
-    if from < bytes.len() {
-        take(from, bytes.len());
     }
 }
 
@@ -230,9 +251,8 @@ mod tests {
     use super::*;
 
     fn cut(text: &str) -> Vec<&str> {
-        let mut out = Vec::new();
-        words(text, |from, to| out.push(&text[from..to]));
-        out
+        let mut from = 0;
+        ends(text).map(|to| &text[std::mem::replace(&mut from, to)..to]).collect()
     }
 
     #[test]
@@ -263,14 +283,8 @@ mod tests {
                         || bytes[i - 1] == b'\n' && i > 1 && is_safe_line_end(bytes, i - 1)
                 })
                 .collect();
-            let mut found = Vec::new();
-            let mut end = 0;
-            words(&text, |from, to| {
-                assert_eq!(from, end);
-                end = to;
-                found.push(to);
-            });
-            assert_eq!(end, text.len());
+            let mut found: Vec<usize> = ends(&text).collect();
+            assert_eq!(found.last(), Some(&text.len()));
             found.pop();
             assert_eq!(found, cuts, "{text:?}");
         }

@@ -1,11 +1,9 @@
 //! How good the predictions were: coverage of p50 and p90, and the ratio of estimate to actual.
 
-use std::collections::HashMap;
-
 use parking_lot::Mutex;
 
 use super::{EstimateSource, HistoryKey, OutputEstimate, Task};
-use crate::units::ModelName;
+use crate::units::{ModelName, NameMap};
 
 /// Upper bounds of the error ratio's buckets (estimated / actual output tokens); above the last is one more.
 pub const RATIO_BOUNDS: [f64; 12] = [0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0];
@@ -41,7 +39,7 @@ impl Calibration {
 /// All calibrations; as many as models × tasks × sources.
 #[derive(Debug, Default)]
 pub(super) struct Calibrations {
-    by_kind: Mutex<HashMap<(ModelName, Task, EstimateSource), Calibration>>,
+    by_kind: Mutex<NameMap<(ModelName, Task, EstimateSource), Calibration>>,
 }
 
 impl Calibrations {

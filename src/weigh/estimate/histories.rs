@@ -1,6 +1,5 @@
 //! The histories of all models, by tenant class and task, and the choice among them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
@@ -9,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use super::calibration::{Calibration, Calibrations};
 use super::sketch::{Curve, RECENT, SAMPLES_TRUSTED, Sketch, bounded};
 use super::{EstimateSource, OutputCaps, OutputEstimate, Task};
-use crate::units::{ModelName, TenantName};
+use crate::units::{ModelName, NameMap, TenantName};
 
 /// Which history an answer belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -69,8 +68,8 @@ pub(super) struct Place {
 /// lock. Safe from any thread.
 #[derive(Debug, Default)]
 pub struct Histories {
-    pub(super) places: RwLock<HashMap<Place, Arc<History>>>,
-    percentiles: RwLock<HashMap<ModelName, u8>>,
+    pub(super) places: RwLock<NameMap<Place, Arc<History>>>,
+    percentiles: RwLock<NameMap<ModelName, u8>>,
     calibrations: Calibrations,
 }
 

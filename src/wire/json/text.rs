@@ -57,7 +57,8 @@ fn far_special(bytes: &[u8], from: usize) -> usize {
 /// The characters of a string, given the bytes between its quotes.
 pub(crate) fn unescape(inner: &[u8], escaped: bool) -> Cow<'_, str> {
     if !escaped {
-        return String::from_utf8_lossy(inner);
+        // Bodies were found to be UTF-8 before they are read.
+        return std::str::from_utf8(inner).map_or_else(|_| String::from_utf8_lossy(inner), Cow::Borrowed);
     }
     let quoted = [b"\"", inner, b"\""].concat();
     match serde_json::from_slice::<String>(&quoted) {
