@@ -153,21 +153,31 @@ pub async fn cpu_per_event(load: &Streams, proxy: &Proxy) -> Result<f64> {
     result
 }
 
+/// Words of prose; with a name of its own in every twelfth, no two texts are the same.
+const WORDS: &str = "the lorry rolled onto a weighbridge little after six in the morning its tarpaulin still wet from \
+crossing nobody in the office looked up they had seen a hundred like it and the kettle was about to boil what makes a \
+queue fair some would say that whoever came first should be served computers that many people share at once have \
+borrowed both ideas keep several give each its share let none wait for ever heavy rain is expected across northern \
+valleys tonight with gusts near the ridge travellers should allow extra time ferries between the islands may be \
+cancelled at short notice quarterly revenue grew driven mainly by subscription renewals while segment operating margin \
+declined slightly because of restructuring charges";
+
 /// A 1 KB chat request, header and body, whose text no other request shares.
 fn request(rng: &mut SmallRng, stream: bool) -> Vec<u8> {
-    const WORDS: [&str; 16] = [
-        "balance", "token", "replica", "weight", "of", "the", "queue", "answer", "prompt", "and", "a", "stream", "to",
-        "memory", "step", "first",
-    ];
+    let words: Vec<&str> = WORDS.split_whitespace().collect();
     let head = format!(
         r#"{{"model":"bench","stream":{stream},"max_tokens":256,"messages":[{{"role":"system","content":"You are a helpful assistant."}},{{"role":"user","content":""#
     );
     let tail = r#""}]}"#;
     let mut body = String::with_capacity(BODY_BYTES + 16);
     body.push_str(&head);
-    while body.len() + tail.len() < BODY_BYTES - 12 {
-        body.push_str(WORDS[rng.random_range(0..WORDS.len())]);
-        body.push(' ');
+    while body.len() + tail.len() < BODY_BYTES - 20 {
+        let word = words[rng.random_range(0..words.len())];
+        body.push_str(word);
+        if rng.random_ratio(1, 12) {
+            body.push_str(&format!("_{:x}", rng.random::<u16>()));
+        }
+        body.push_str(if rng.random_ratio(1, 10) { ", " } else { " " });
     }
     while body.len() + tail.len() < BODY_BYTES {
         body.push('.');

@@ -55,6 +55,7 @@ fn family(dir: &Path) -> Family {
     if let Some(tokenizer) = &tokenizer {
         let additive = tokenizer.additive();
         assert!(additive.specials && additive.lines, "{}: {additive:?}", dir.display());
+        println!("{}: {additive:?}", dir.display());
     }
     Family { templates: Templates::new(templates, specials, still()).unwrap(), tokenizer }
 }

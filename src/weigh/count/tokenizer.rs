@@ -6,6 +6,7 @@
 //! fails, that split is not used for it.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use tokenizers::pipeline::{
@@ -17,7 +18,7 @@ use super::approx::{Coefficients, SAMPLE};
 use super::cache::{CountCache, SEGMENT_BYTES_MIN, Secret, SegmentKey};
 use super::cut::{floor_boundary, lines, pieces, safe_cut};
 use super::outer::Outer;
-use super::words::{Words, ends};
+use super::words::{Unknown, Words, ends, is_one_word};
 
 /// Spots of a text that are encoded to correct its estimate, and the bytes of each: measured, 2% mean error over 32 KB.
 const SPOTS: usize = 8;
@@ -38,6 +39,8 @@ pub struct Tokenizer {
     chunks: bool,
     /// Words counted before, where counts add up over words.
     words: Option<Words>,
+    /// The bytes that each token stands for, by its id, where words are counted; 0 for more than 255.
+    token_bytes: Box<[u8]>,
     /// The longest text that one token stands for, in bytes.
     token_bytes_max: usize,
     /// Tokens its post-processor puts around one text, and around a pair.
@@ -56,6 +59,8 @@ impl std::fmt::Debug for Inner {
 
 thread_local! {
     static IDS: RefCell<Vec<PipelineToken>> = const { RefCell::new(Vec::new()) };
+    /// Some ten kilobytes at most: words are encoded when so many are gathered.
+    static UNKNOWN: RefCell<Unknown> = RefCell::default();
 }
 
 /// Ids kept in a thread's buffer between calls: 1 MiB.
@@ -138,6 +143,7 @@ impl Tokenizer {
             splits: false,
             chunks: false,
             words: None,
+            token_bytes: Box::default(),
             token_bytes_max: 1,
             added_single,
             added_pair,
@@ -147,7 +153,13 @@ impl Tokenizer {
         tokenizer.encode("ready?", &mut Vec::new())?;
         tokenizer.splits = tokenizer.adds_up_over_special_tokens();
         tokenizer.chunks = tokenizer.splits && tokenizer.adds_up_over_lines();
-        tokenizer.words = (tokenizer.chunks && tokenizer.adds_up_over_words()).then(Words::new);
+        if tokenizer.chunks
+            && let Some(token_bytes) = tokenizer.bytes_of_tokens_within_words()
+            && tokenizer.adds_up_over_words()
+        {
+            tokenizer.token_bytes = token_bytes;
+            tokenizer.words = Some(Words::new());
+        }
         tokenizer.approx = Coefficients::fit(SAMPLE, |text| tokenizer.count(text)).unwrap_or_default();
         Ok(tokenizer)
     }
@@ -188,21 +200,34 @@ impl Tokenizer {
 
     /// Tokens of a text without special tokens: the sum over its words where the tokenizer allows that.
     fn count_segment(&self, text: &str) -> u64 {
-        match &self.words {
-            Some(words) => words.count(text, &mut |stretch| self.count(stretch)),
-            None => self.count(text),
-        }
+        let Some(words) = &self.words else { return self.count(text) };
+        UNKNOWN.with_borrow_mut(|unknown| {
+            words.count(text, unknown, &mut |stretch, token_bytes| {
+                self.with_ids(stretch, |ids| {
+                    let bytes = |id: &PipelineToken| self.token_bytes.get(id.id() as usize).copied().unwrap_or(0);
+                    token_bytes.extend(ids.iter().map(bytes));
+                })
+            })
+        })
     }
 
     /// Tokens of a text, encoded whole. A text the tokenizer has no tokens for counts as one a byte.
     pub fn count(&self, text: &str) -> u64 {
+        self.with_ids(text, |_| ())
+    }
+
+    /// Encodes a text whole, shows its tokens and returns their count.
+    fn with_ids(&self, text: &str, show: impl FnOnce(&[PipelineToken])) -> u64 {
         if text.is_empty() {
             return 0;
         }
         IDS.with_borrow_mut(|ids| {
             ids.clear();
             let count = match self.encode(text, ids) {
-                Ok(()) => ids.len() as u64,
+                Ok(()) => {
+                    show(ids);
+                    ids.len() as u64
+                }
                 Err(_) => text.len() as u64,
             };
             if ids.capacity() > IDS_KEPT_MAX {
@@ -368,19 +393,49 @@ impl Tokenizer {
             return usize::MAX;
         }
         let mut longest = added.values().map(|token| token.content.len()).max().unwrap_or(0);
+        self.each_token(&mut |_, token| longest = longest.max(token.len()));
+        longest.max(1) * growth
+    }
+
+    /// Hands out the vocabulary as it is spelled.
+    fn each_token(&self, take: &mut dyn FnMut(u32, &str)) {
         let (mut id, mut absent) = (0, 0);
         // Ids are dense but for holes that vocabularies leave before their added tokens.
         while absent < 4096 {
             match self.inner.0.get_model().id_to_token(id) {
                 Some(token) => {
-                    longest = longest.max(token.len());
+                    take(id, &token);
                     absent = 0;
                 }
                 None => absent += 1,
             }
             id += 1;
         }
-        longest.max(1) * growth
+    }
+
+    /// The bytes that each token of a byte-level vocabulary stands for; `None` for another kind, behind a normalizer that
+    /// does more than compose, and where a token holds the end of a word in its middle: where none does, no merge
+    /// reaches over one.
+    fn bytes_of_tokens_within_words(&self) -> Option<Box<[u8]>> {
+        if !self.inner.0.get_normalizers().iter().all(|normalizer| matches!(normalizer, PipelineNormalizer::NFC(_))) {
+            return None;
+        }
+        if !matches!(self.inner.0.get_model(), PipelineModel::BPE(model) if model.is_byte_level()) {
+            return None;
+        }
+        let added = self.inner.0.get_added_vocabulary().get_added_tokens_decoder();
+        let mut all = added.values().all(|token| is_one_word(token.content.as_bytes()));
+        let bytes: HashMap<char, u8> = (0..=255).map(|byte| (byte_level_char(byte), byte)).collect();
+        let mut text = Vec::new();
+        let mut token_bytes = Vec::new();
+        self.each_token(&mut |id, token| {
+            text.clear();
+            text.extend(token.chars().filter_map(|letter| bytes.get(&letter)));
+            all &= is_one_word(&text);
+            token_bytes.resize(id as usize + 1, 0);
+            token_bytes[id as usize] = u8::try_from(text.len()).unwrap_or(0);
+        });
+        all.then(|| token_bytes.into())
     }
 
     /// The texts of its first special tokens by id, at most 8.

@@ -4,6 +4,7 @@
 //! tokenizer's counts add up over these cuts (tested against the tokenizer itself when it is loaded), the tokens of a
 //! text are the sum over its words, blank and punctuation included, and a word costs one look at one cache line.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::cut::is_safe_line_end;
@@ -14,13 +15,8 @@ const WORD_BYTES_MAX: usize = 32;
 const WAYS: usize = 8;
 /// Cache lines of one tokenizer: 256 KiB for 32,768 words.
 const LINES: usize = 4096;
-/// Words that are encoded on their own, to be known next time: so many in any text …
-const NEW_WORDS_FREE: u32 = 64;
-/// … and one more for so many that were known. The rest of a text of new words is encoded in one piece, which takes
-/// a third of the time.
-const KNOWN_FOR_ONE_NEW: u32 = 8;
-/// Known words between unknown ones: so many must follow each other, or encoding them along is cheaper.
-const KNOWN_RUN_MIN: u32 = 8;
+/// Unknown words are encoded when so much of them is gathered.
+const GATHERED_BYTES: usize = 8 << 10;
 
 /// The low byte of an entry is a count, the rest a word's name.
 const COUNT_BITS: u32 = 8;
@@ -87,85 +83,126 @@ impl Words {
         place.store(name >> COUNT_BITS << COUNT_BITS | count, Ordering::Relaxed);
     }
 
-    /// Tokens of a text; `encode` counts a stretch of it.
-    pub(super) fn count(&self, text: &str, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
+    /// Tokens of a text. Words that are not known are gathered in `unknown` (empty before and after) and encoded in one
+    /// piece, since encoding one alone costs as much as forty of them together: `encode` tells how many tokens a text
+    /// has, and how many bytes each of them stands for.
+    pub(super) fn count(
+        &self,
+        text: &str,
+        unknown: &mut Unknown,
+        encode: &mut dyn FnMut(&str, &mut Vec<u8>) -> u64,
+    ) -> u64 {
         let mut total = 0;
-        let mut known = 0;
-        let mut doubt = Doubt::default();
-        let mut from = 0;
+        let (mut before, mut from) = (0, 0);
         for to in ends(text) {
             let name = if to - from <= WORD_BYTES_MAX { Some(self.name(text.as_bytes(), from, to)) } else { None };
             match name.and_then(|name| self.get(name)) {
-                Some(tokens) => {
-                    known += 1;
-                    total += if doubt.from.is_none() { tokens } else { doubt.known(text, from, tokens, encode) };
-                }
-                None => total += doubt.unknown(self, text, (from, to), name, known, encode),
+                Some(tokens) => total += tokens,
+                None => total += self.gather(text, before..from, from..to, name, unknown, encode),
             }
-            from = to;
+            (before, from) = (from, to);
         }
-        total + doubt.end(text, encode)
+        total + self.learn(unknown, encode)
     }
-}
 
-/// What is not known yet of a text: the stretch that is to be encoded in one piece.
-#[derive(Debug, Default)]
-struct Doubt {
-    /// Where it began, if it did.
-    from: Option<usize>,
-    /// Words encoded on their own so far.
-    new: u32,
-    /// The known words since the stretch's last unknown one, their tokens, and where they began.
-    run: u32,
-    run_tokens: u64,
-    run_from: usize,
-}
-
-impl Doubt {
-    /// A known word behind the stretch. Returns the tokens that are sure now.
+    /// Gathers an unknown word. Returns the tokens of those that had to be encoded to make room for it.
     #[cold]
-    fn known(&mut self, text: &str, from: usize, tokens: u64, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
-        if self.run == 0 {
-            self.run_from = from;
+    fn gather(
+        &self,
+        text: &str,
+        before: Range<usize>,
+        word: Range<usize>,
+        name: Option<u64>,
+        unknown: &mut Unknown,
+        encode: &mut dyn FnMut(&str, &mut Vec<u8>) -> u64,
+    ) -> u64 {
+        let mut settled = 0;
+        if !joins(&unknown.text, &text[word.clone()]) {
+            // A word at the head of a line does not go behind one that ends in a letter: the word before it goes along,
+            // where that one does.
+            let known = self.get(self.name(text.as_bytes(), before.start, before.end));
+            match known {
+                Some(tokens) if joins(&unknown.text, &text[before.clone()]) => {
+                    unknown.push(&text[before], None);
+                    unknown.known += tokens;
+                }
+                _ => settled = self.learn(unknown, encode),
+            }
         }
-        self.run += 1;
-        self.run_tokens += tokens;
-        if self.run < KNOWN_RUN_MIN {
+        unknown.push(&text[word], name);
+        if unknown.text.len() >= GATHERED_BYTES {
+            settled += self.learn(unknown, encode);
+        }
+        settled
+    }
+
+    /// Encodes what was gathered and keeps what each word has of it. Returns its tokens.
+    fn learn(&self, unknown: &mut Unknown, encode: &mut dyn FnMut(&str, &mut Vec<u8>) -> u64) -> u64 {
+        if unknown.text.is_empty() {
             return 0;
         }
-        let begun = self.from.take().unwrap_or(self.run_from);
-        self.run = 0;
-        encode(&text[begun..self.run_from]) + std::mem::take(&mut self.run_tokens)
-    }
-
-    /// A word that is not known: encoded on its own and kept, or the stretch goes on with it. Returns the tokens that
-    /// are sure now.
-    #[cold]
-    fn unknown(
-        &mut self,
-        words: &Words,
-        text: &str,
-        (from, to): (usize, usize),
-        name: Option<u64>,
-        known: u32,
-        encode: &mut dyn FnMut(&str) -> u64,
-    ) -> u64 {
-        if let (Some(name), None) = (name, self.from)
-            && self.new < NEW_WORDS_FREE + known / KNOWN_FOR_ONE_NEW
-        {
-            self.new += 1;
-            let tokens = encode(&text[from..to]);
-            words.put(name, tokens);
-            return tokens;
+        let Unknown { text, words, known, token_bytes } = unknown;
+        let total = encode(text, token_bytes).saturating_sub(*known);
+        if are_the_text_s_own(token_bytes, text) {
+            let (mut at, mut tokens) = (0, token_bytes.iter());
+            for &(end, name) in words.iter() {
+                let mut count = 0;
+                while at < end
+                    && let Some(bytes) = tokens.next()
+                {
+                    at += usize::from(*bytes);
+                    count += 1;
+                }
+                if let Some(name) = name {
+                    self.put(name, count);
+                }
+            }
         }
-        self.from.get_or_insert(from);
-        (self.run, self.run_tokens) = (0, 0);
-        0
+        text.clear();
+        words.clear();
+        token_bytes.clear();
+        *known = 0;
+        total
     }
+}
 
-    /// The text is over.
-    fn end(self, text: &str, encode: &mut dyn FnMut(&str) -> u64) -> u64 {
-        self.from.map_or(0, |from| encode(&text[from..]))
+/// Words of a text that are not known yet.
+#[derive(Debug, Default)]
+pub(super) struct Unknown {
+    /// All of them, one behind the other.
+    text: String,
+    /// Where each ends in it, and its name where it is to be kept.
+    words: Vec<(usize, Option<u64>)>,
+    /// Tokens of those among them that were known all the same.
+    known: u64,
+    /// Bytes that each token stands for; 0 where that is not told.
+    token_bytes: Vec<u8>,
+}
+
+impl Unknown {
+    fn push(&mut self, word: &str, name: Option<u64>) {
+        self.text.push_str(word);
+        self.words.push((self.text.len(), name));
+    }
+}
+
+/// Whether tokens of these bytes are those of this very text, one after the other: none was left out, as bytes are that a
+/// vocabulary lacks, and none is of a text that a normalizer changed.
+fn are_the_text_s_own(token_bytes: &[u8], text: &str) -> bool {
+    let sum: usize = token_bytes.iter().map(|bytes| usize::from(*bytes)).sum();
+    sum == text.len() && (text.is_ascii() || unicode_normalization::is_nfc(text))
+}
+
+/// Whether a word ends where the two meet.
+fn joins(text: &str, word: &str) -> bool {
+    let (Some(&last), Some(&first)) = (text.as_bytes().last(), word.as_bytes().first()) else { return true };
+    match first {
+        b' ' => last.is_ascii_graphic(),
+        _ if last == b'\n' && text.len() > 1 => {
+            let before = text.as_bytes()[text.len() - 2];
+            is_safe_line_end(&[before, last, first], 1)
+        }
+        _ => false,
     }
 }
 
@@ -194,6 +231,12 @@ fn folded(a: u64, b: u64) -> u64 {
 /// Where a text's words end, in their order; each begins where the one before it ended.
 pub(super) fn ends(text: &str) -> Ends<'_> {
     Ends { bytes: text.as_bytes(), at: 0, left: 0, end: 0 }
+}
+
+/// Whether no word ends within this text.
+pub(super) fn is_one_word(bytes: &[u8]) -> bool {
+    let mut ends = Ends { bytes, at: 0, left: 0, end: 0 };
+    ends.next().is_none_or(|end| end == bytes.len())
 }
 
 /// See [`ends`].
@@ -309,13 +352,16 @@ mod tests {
         }
     }
 
-    /// Counts a byte as a token, which adds up over any cut, and what it was asked.
+    /// A token for each byte, which adds up over any cut, and what it was asked.
     fn counted(words: &Words, text: &str) -> (u64, Vec<String>) {
         let mut asked = Vec::new();
-        let total = words.count(text, &mut |stretch| {
+        let mut unknown = Unknown::default();
+        let total = words.count(text, &mut unknown, &mut |stretch, bytes| {
             asked.push(stretch.to_owned());
+            bytes.extend(stretch.bytes().map(|_| 1));
             stretch.len() as u64
         });
+        assert!(unknown.text.is_empty() && unknown.words.is_empty() && unknown.known == 0);
         (total, asked)
     }
 
@@ -323,31 +369,85 @@ mod tests {
     fn a_word_is_encoded_once() {
         let words = Words::new();
         let text = "to be or not to be";
-        assert_eq!(counted(&words, text), (18, ["to", " be", " or", " not", " to"].map(String::from).into()));
+        assert_eq!(counted(&words, text), (18, vec![text.to_owned()]));
         assert_eq!(counted(&words, text), (18, Vec::new()));
         assert_eq!(counted(&words, "not to be"), (9, vec!["not".to_owned()]));
+        assert_eq!(counted(&words, "to all be one"), (13, vec![" all one".to_owned()]));
     }
 
     #[test]
-    fn a_text_of_new_words_is_encoded_in_one_piece_after_the_first() {
+    fn long_words_are_encoded_each_time() {
         let words = Words::new();
-        let text: String = (0..1000).map(|i| format!("w{i} ")).collect();
+        let text = format!("a {} b", "x".repeat(40));
+        counted(&words, &text);
+        assert_eq!(counted(&words, &text), (44, vec![format!(" {}", "x".repeat(40))]));
+    }
+
+    #[test]
+    fn a_word_at_the_head_of_a_line_takes_the_one_before_it_along() {
+        let words = Words::new();
+        counted(&words, "a known.\nand");
+        assert_eq!(counted(&words, "a new known.\nThen"), (17, vec![" new known.\nThen".to_owned()]));
+        // Where the one before it does not go there either, what was gathered is encoded first.
+        counted(&words, "known\nx known\n");
+        assert_eq!(counted(&words, "some known\nknown\nNew"), (20, ["some", "New"].map(String::from).into()));
+    }
+
+    #[test]
+    fn any_text_has_the_sum_of_its_words_whatever_is_known() {
+        // Tokens of up to three bytes that never reach over a word's end.
+        let words = Words::new();
+        let per_word = |text: &str, bytes: &mut Vec<u8>| {
+            let mut from = 0;
+            for to in ends(text) {
+                let mut left = to - std::mem::replace(&mut from, to);
+                while left > 0 {
+                    bytes.push(left.min(3) as u8);
+                    left -= left.min(3);
+                }
+            }
+            bytes.len() as u64
+        };
+        let mut seed = 11u64;
+        let mut draw = |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as usize % n
+        };
+        for _ in 0..20_000 {
+            let text: String =
+                (0..draw(60)).map(|_| ["a", "B", " ", " ", "\n", ".", "\u{e9}", "  "][draw(8)]).collect();
+            let expected = per_word(&text, &mut Vec::new());
+            assert_eq!(words.count(&text, &mut Unknown::default(), &mut |t, b| per_word(t, b)), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_another_text_than_the_words_are_counted_and_teach_nothing() {
+        // Bytes left out at the end or in the middle, a token too long to be told, and a text that is not composed.
+        for (text, token_bytes) in
+            [("one two", &[3, 1, 2][..]), ("one two", &[2, 1, 3]), ("one two", &[3, 0]), ("e\u{301} b", &[3, 2])]
+        {
+            let words = Words::new();
+            for _ in 0..2 {
+                let mut calls = 0;
+                let total = words.count(text, &mut Unknown::default(), &mut |_, bytes| {
+                    calls += 1;
+                    bytes.extend(token_bytes);
+                    token_bytes.len() as u64
+                });
+                assert_eq!((total, calls), (token_bytes.len() as u64, 1), "{text} {token_bytes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_gathered_is_bounded() {
+        let words = Words::new();
+        let text: String = (0..40_000).map(|i| format!("w{i} ")).collect();
         let (total, asked) = counted(&words, &text);
         assert_eq!(total, text.len() as u64);
-        assert_eq!(asked.len(), NEW_WORDS_FREE as usize + 1);
+        assert!(asked.len() > 10 && asked.iter().all(|stretch| stretch.len() < GATHERED_BYTES + WORD_BYTES_MAX));
         assert_eq!(asked.concat(), text);
-    }
-
-    #[test]
-    fn few_known_words_between_long_ones_are_encoded_along() {
-        let words = Words::new();
-        let long = "x".repeat(40);
-        counted(&words, "a b");
-        counted(&words, " b");
-        let text = format!("a b {long} b b {long} b{} {long} b", " b".repeat(7));
-        let (total, asked) = counted(&words, &text);
-        assert_eq!(total, text.len() as u64);
-        assert_eq!(asked, [format!(" {long} b b {long}"), format!(" {long} b")]);
     }
 
     #[test]
