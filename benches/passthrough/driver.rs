@@ -153,7 +153,7 @@ pub async fn cpu_per_event(load: &Streams, proxy: &Proxy) -> Result<f64> {
     result
 }
 
-/// Words of prose; with a name of its own in every twelfth, no two texts are the same.
+/// Words of prose; with a name of its own in every twentieth, no two texts are the same.
 const WORDS: &str = "the lorry rolled onto a weighbridge little after six in the morning its tarpaulin still wet from \
 crossing nobody in the office looked up they had seen a hundred like it and the kettle was about to boil what makes a \
 queue fair some would say that whoever came first should be served computers that many people share at once have \
@@ -174,7 +174,7 @@ fn request(rng: &mut SmallRng, stream: bool) -> Vec<u8> {
     while body.len() + tail.len() < BODY_BYTES - 20 {
         let word = words[rng.random_range(0..words.len())];
         body.push_str(word);
-        if rng.random_ratio(1, 12) {
+        if rng.random_ratio(1, 20) {
             body.push_str(&format!("_{:x}", rng.random::<u16>()));
         }
         body.push_str(if rng.random_ratio(1, 10) { ", " } else { " " });
