@@ -53,9 +53,7 @@ fn family(dir: &Path) -> Family {
         Arc::clone(files.load(None, &still()).tokenizer().unwrap())
     });
     if let Some(tokenizer) = &tokenizer {
-        let additive = tokenizer.additive();
-        assert!(additive.specials && additive.lines, "{}: {additive:?}", dir.display());
-        println!("{}: {additive:?}", dir.display());
+        assert_eq!(tokenizer.additive(), (true, true), "{}", dir.display());
     }
     Family { templates: Templates::new(templates, specials, still()).unwrap(), tokenizer }
 }

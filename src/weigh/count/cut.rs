@@ -29,27 +29,24 @@ pub(super) fn floor_boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// The next place after `from` where a text can be cut: behind a safe line end.
+/// The next place after `from` where a text can be cut: behind a newline that follows no blank and is followed by an
+/// ASCII letter.
 pub(super) fn safe_cut(text: &str, from: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut at = from.max(1);
     while let Some(found) = memchr::memchr(b'\n', bytes.get(at..)?) {
         let newline = at + found;
-        if is_safe_line_end(bytes, newline) {
+        let before = bytes[newline - 1];
+        if bytes.get(newline + 1)?.is_ascii_alphabetic()
+            && !before.is_ascii_whitespace()
+            && before != 0x85
+            && before != 0xa0
+        {
             return Some(newline + 1);
         }
         at = newline + 1;
     }
     None
-}
-
-/// Whether the newline at this place, which is not the first byte, follows no blank and is followed by an ASCII letter.
-pub(super) fn is_safe_line_end(bytes: &[u8], newline: usize) -> bool {
-    let before = bytes[newline - 1];
-    bytes.get(newline + 1).is_some_and(u8::is_ascii_alphabetic)
-        && !before.is_ascii_whitespace()
-        && before != 0x85
-        && before != 0xa0
 }
 
 /// Cuts a long segment into chunks; a short one stays whole.

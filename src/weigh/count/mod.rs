@@ -7,7 +7,6 @@ mod families;
 mod outer;
 pub mod pool;
 pub mod tokenizer;
-mod words;
 
 pub use approx::Coefficients;
 pub use cache::CountCache;

@@ -6,7 +6,6 @@
 //! fails, that split is not used for it.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ops::Range;
 
 use tokenizers::pipeline::{
@@ -18,7 +17,6 @@ use super::approx::{Coefficients, SAMPLE};
 use super::cache::{CountCache, SEGMENT_BYTES_MIN, Secret, SegmentKey};
 use super::cut::{floor_boundary, lines, pieces, safe_cut};
 use super::outer::Outer;
-use super::words::{Unknown, Words, ends, is_one_word};
 
 /// Spots of a text that are encoded to correct its estimate, and the bytes of each: measured, 2% mean error over 32 KB.
 const SPOTS: usize = 8;
@@ -37,10 +35,6 @@ pub struct Tokenizer {
     splits: bool,
     /// Counts add up over safe line ends.
     chunks: bool,
-    /// Words counted before, where counts add up over words.
-    words: Option<Words>,
-    /// The bytes that each token stands for, by its id, where words are counted; 0 for more than 255.
-    token_bytes: Box<[u8]>,
     /// The longest text that one token stands for, in bytes.
     token_bytes_max: usize,
     /// Tokens its post-processor puts around one text, and around a pair.
@@ -59,8 +53,6 @@ impl std::fmt::Debug for Inner {
 
 thread_local! {
     static IDS: RefCell<Vec<PipelineToken>> = const { RefCell::new(Vec::new()) };
-    /// Some ten kilobytes at most: words are encoded when so many are gathered.
-    static UNKNOWN: RefCell<Unknown> = RefCell::default();
 }
 
 /// Ids kept in a thread's buffer between calls: 1 MiB.
@@ -84,17 +76,6 @@ pub struct Plan {
     pub misses: Vec<Miss>,
     /// Bytes in the misses.
     pub miss_bytes: usize,
-}
-
-/// Over which cuts a tokenizer's counts add up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Additive {
-    /// Around special tokens.
-    pub specials: bool,
-    /// Behind safe line ends.
-    pub lines: bool,
-    /// Before blanks.
-    pub words: bool,
 }
 
 /// A segment that must be encoded.
@@ -142,8 +123,6 @@ impl Tokenizer {
             secret: Secret::new(),
             splits: false,
             chunks: false,
-            words: None,
-            token_bytes: Box::default(),
             token_bytes_max: 1,
             added_single,
             added_pair,
@@ -153,13 +132,6 @@ impl Tokenizer {
         tokenizer.encode("ready?", &mut Vec::new())?;
         tokenizer.splits = tokenizer.adds_up_over_special_tokens();
         tokenizer.chunks = tokenizer.splits && tokenizer.adds_up_over_lines();
-        if tokenizer.chunks
-            && let Some(token_bytes) = tokenizer.bytes_of_tokens_within_words()
-            && tokenizer.adds_up_over_words()
-        {
-            tokenizer.token_bytes = token_bytes;
-            tokenizer.words = Some(Words::new());
-        }
         tokenizer.approx = Coefficients::fit(SAMPLE, |text| tokenizer.count(text)).unwrap_or_default();
         Ok(tokenizer)
     }
@@ -198,36 +170,15 @@ impl Tokenizer {
         self.inner.0.decode_tokens(ids, false)
     }
 
-    /// Tokens of a text without special tokens: the sum over its words where the tokenizer allows that.
-    fn count_segment(&self, text: &str) -> u64 {
-        let Some(words) = &self.words else { return self.count(text) };
-        UNKNOWN.with_borrow_mut(|unknown| {
-            words.count(text, unknown, &mut |stretch, token_bytes| {
-                self.with_ids(stretch, |ids| {
-                    let bytes = |id: &PipelineToken| self.token_bytes.get(id.id() as usize).copied().unwrap_or(0);
-                    token_bytes.extend(ids.iter().map(bytes));
-                })
-            })
-        })
-    }
-
     /// Tokens of a text, encoded whole. A text the tokenizer has no tokens for counts as one a byte.
     pub fn count(&self, text: &str) -> u64 {
-        self.with_ids(text, |_| ())
-    }
-
-    /// Encodes a text whole, shows its tokens and returns their count.
-    fn with_ids(&self, text: &str, show: impl FnOnce(&[PipelineToken])) -> u64 {
         if text.is_empty() {
             return 0;
         }
         IDS.with_borrow_mut(|ids| {
             ids.clear();
             let count = match self.encode(text, ids) {
-                Ok(()) => {
-                    show(ids);
-                    ids.len() as u64
-                }
+                Ok(()) => ids.len() as u64,
                 Err(_) => text.len() as u64,
             };
             if ids.capacity() > IDS_KEPT_MAX {
@@ -257,9 +208,9 @@ impl Tokenizer {
         self.token_bytes_max
     }
 
-    /// What the self-tests found.
-    pub fn additive(&self) -> Additive {
-        Additive { specials: self.splits, lines: self.chunks, words: self.words.is_some() }
+    /// What the self-tests found: counts add up over special tokens, and over lines.
+    pub fn additive(&self) -> (bool, bool) {
+        (self.splits, self.chunks)
     }
 
     /// The approximation fitted to this tokenizer.
@@ -319,7 +270,7 @@ impl Tokenizer {
 
     /// Encodes one miss of a plan for `text` and keeps its count.
     pub fn settle(&self, text: &str, miss: &Miss, cache: &CountCache) -> u64 {
-        let count = self.count_segment(&text[miss.range.clone()]);
+        let count = self.count(&text[miss.range.clone()]);
         if let (Some(key), Ok(count)) = (miss.key, u32::try_from(count)) {
             cache.put(key, count);
         }
@@ -343,7 +294,7 @@ impl Tokenizer {
                     costs.push(SegmentCost { text: &text[at..from], tokens: 0, special: true });
                 }
                 at = from + segment.len();
-                costs.push(SegmentCost { text: segment, tokens: self.count_segment(segment), special: false });
+                costs.push(SegmentCost { text: segment, tokens: self.count(segment), special: false });
             }
         });
         if at < text.len() {
@@ -393,49 +344,19 @@ impl Tokenizer {
             return usize::MAX;
         }
         let mut longest = added.values().map(|token| token.content.len()).max().unwrap_or(0);
-        self.each_token(&mut |_, token| longest = longest.max(token.len()));
-        longest.max(1) * growth
-    }
-
-    /// Hands out the vocabulary as it is spelled.
-    fn each_token(&self, take: &mut dyn FnMut(u32, &str)) {
         let (mut id, mut absent) = (0, 0);
         // Ids are dense but for holes that vocabularies leave before their added tokens.
         while absent < 4096 {
             match self.inner.0.get_model().id_to_token(id) {
                 Some(token) => {
-                    take(id, &token);
+                    longest = longest.max(token.len());
                     absent = 0;
                 }
                 None => absent += 1,
             }
             id += 1;
         }
-    }
-
-    /// The bytes that each token of a byte-level vocabulary stands for; `None` for another kind, behind a normalizer that
-    /// does more than compose, and where a token holds the end of a word in its middle: where none does, no merge
-    /// reaches over one.
-    fn bytes_of_tokens_within_words(&self) -> Option<Box<[u8]>> {
-        if !self.inner.0.get_normalizers().iter().all(|normalizer| matches!(normalizer, PipelineNormalizer::NFC(_))) {
-            return None;
-        }
-        if !matches!(self.inner.0.get_model(), PipelineModel::BPE(model) if model.is_byte_level()) {
-            return None;
-        }
-        let added = self.inner.0.get_added_vocabulary().get_added_tokens_decoder();
-        let mut all = added.values().all(|token| is_one_word(token.content.as_bytes()));
-        let bytes: HashMap<char, u8> = (0..=255).map(|byte| (byte_level_char(byte), byte)).collect();
-        let mut text = Vec::new();
-        let mut token_bytes = Vec::new();
-        self.each_token(&mut |id, token| {
-            text.clear();
-            text.extend(token.chars().filter_map(|letter| bytes.get(&letter)));
-            all &= is_one_word(&text);
-            token_bytes.resize(id as usize + 1, 0);
-            token_bytes[id as usize] = u8::try_from(text.len()).unwrap_or(0);
-        });
-        all.then(|| token_bytes.into())
+        longest.max(1) * growth
     }
 
     /// The texts of its first special tokens by id, at most 8.
@@ -488,51 +409,7 @@ impl Tokenizer {
         };
         made.iter().all(|text| cut(text)) && pieces(SAMPLE, 600, 200).all(cut)
     }
-
-    /// Compares whole counts with sums over words, on the sample and on peculiar texts, each cut in two at each word too.
-    fn adds_up_over_words(&self) -> bool {
-        let sums = |text: &str| {
-            let mut from = 0;
-            let words = ends(text).map(|to| self.count(&text[std::mem::replace(&mut from, to)..to]));
-            words.sum::<u64>() == self.count(text)
-        };
-        let halves = |text: &str| {
-            let whole = self.count(text);
-            ends(text).all(|to| self.count(&text[..to]) + self.count(&text[to..]) == whole)
-        };
-        PECULIAR.iter().all(|text| sums(text) && halves(text))
-            && PECULIAR.windows(2).all(|pair| sums(&pair.concat()) && sums(&pair.join(" ")))
-            && pieces(SAMPLE, 600, 200).all(sums)
-    }
 }
-
-/// Texts around which splitting is known to be peculiar: contractions, numbers, runs of blanks, marks, scripts.
-const PECULIAR: [&str; 24] = [
-    "don't can't we'LL I'M he's 'tis",
-    "in 2024 and 1234567 or 3.14 -5 +7 1,000",
-    "a  b   c    d \t e \t\tf",
-    "end. \n next \n\n third\r\nfourth \r\n fifth",
-    "x ,y ;z :w !v ?u (t) [s] {r} <q> /p/ \\o \"n\" 'm'",
-    "snake_case camelCase PascalCase kebab-case SCREAMING_CASE x86_64 v1.2.3",
-    "caf\u{e9} na\u{ef}ve \u{fc}ber \u{df} \u{153}uvre e\u{301} z",
-    "\u{5929}\u{5730} \u{7384}\u{9ec4} mixed \u{5b87}\u{5b99} text \u{3000} wide",
-    "\u{1f600} \u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467} \u{2764}\u{fe0f} ok",
-    "\u{41f}\u{440}\u{438}\u{432}\u{435}\u{442} \u{43c}\u{438}\u{440} x \u{44f}",
-    "\u{627}\u{644}\u{633}\u{644}\u{627}\u{645} \u{639} a \u{5d0} b",
-    "a \u{301}b c\u{301} d \u{200b} e \u{a0} f \u{2028} g \u{85} h",
-    "fn main() { let x = vec![1, 2]; } // done",
-    "if (a == b && c != d) { return -1; } else { i++; }",
-    "<div class=\"a b\">text</div> &amp; <br/>",
-    "https://example.org/a?b=c&d=e#f and user@example.org",
-    "| a | b |\n|---|---|\n| 1 | 2 |",
-    "- one\n- two\n  * three\n\n1. four",
-    "$x$ and $$y = z^2$$ \\frac{a}{b}",
-    "!!! ... ??? --- *** === ~~~ ### @@@ %%%",
-    " leading and trailing ",
-    "\u{967}\u{968} \u{0e17}\u{0e14} \u{ff11}\u{ff12} \u{bd} \u{b2} \u{2167} n",
-    "'s 're 'LL s' it's' 'd\u{e9}j\u{e0} vu",
-    "\u{0} \u{7f} \u{1b}[0m \u{fffd} x",
-];
 
 /// Reads a file, with an entry for each byte its vocabulary leaves out where the library asks for them; the first such
 /// id, else `u32::MAX`.
