@@ -1,5 +1,7 @@
 //! What one event of a stream says: content, usage, an error, an end. Exact, but nothing is copied and no tree is built.
 
+use std::ops::Range;
+
 use crate::wire::endpoint::Endpoint;
 use crate::wire::json::{self, Cursor, Kind};
 use crate::wire::usage::Report;
@@ -10,6 +12,9 @@ const ERROR_CHARS_MAX: usize = 300;
 /// What one event said.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Meaning {
+    /// Where the one text that it carried stands in its data, between the quotes: nothing of it is looked at but that it
+    /// is not empty. `None` where there are several, or none.
+    pub(super) text: Option<Range<usize>>,
     /// Choices that carried content.
     pub(super) contents: u64,
     /// Tokens they carried: their token ids where given, else one each.
@@ -29,6 +34,7 @@ pub(super) struct Meaning {
 /// Reads the data of one event.
 #[inline]
 pub(super) fn read(endpoint: Endpoint, data: &[u8]) -> Meaning {
+    let blanks = data.len() - data.trim_ascii_start().len();
     let data = data.trim_ascii();
     if data == b"[DONE]" {
         return Meaning { done: true, ..Meaning::default() };
@@ -44,7 +50,36 @@ pub(super) fn read(endpoint: Endpoint, data: &[u8]) -> Meaning {
         Endpoint::Messages => messages(&mut cursor),
         _ => chunk(&mut cursor),
     };
-    read.unwrap_or(Meaning { broken: true, ..Meaning::default() })
+    let mut meaning = read.unwrap_or(Meaning { broken: true, ..Meaning::default() });
+    meaning.text = meaning.text.map(|text| text.start + blanks..text.end + blanks);
+    meaning
+}
+
+impl Meaning {
+    /// It said nothing but a text.
+    pub(super) fn is_text_alone(&self) -> bool {
+        let Meaning { text, contents, report, finished, done, error, usage_only, broken, .. } = self;
+        let text = text.is_some() && *contents == 1;
+        text && report.is_none() && error.is_none() && !(*finished || *done || *usage_only || *broken)
+    }
+}
+
+/// The texts, empty ones aside, that an event carried: where the only one stands.
+#[derive(Debug, Default)]
+struct Texts {
+    only: Option<Range<usize>>,
+    several: bool,
+}
+
+impl Texts {
+    fn take(&mut self, text: Range<usize>) {
+        self.several |= self.only.is_some();
+        self.only = Some(text);
+    }
+
+    fn only(self) -> Option<Range<usize>> {
+        self.only.filter(|_| !self.several)
+    }
 }
 
 /// A chunk of chat or text completions.
@@ -85,6 +120,7 @@ fn choices_of(cursor: &mut Cursor<'_>, meaning: &mut Meaning) -> json::Result<us
     cursor.open()?;
     let mut first = true;
     let mut choices = 0;
+    let mut texts = Texts::default();
     while cursor.next_item(&mut first)? {
         choices += 1;
         if cursor.kind()? != Kind::Object {
@@ -97,8 +133,8 @@ fn choices_of(cursor: &mut Cursor<'_>, meaning: &mut Meaning) -> json::Result<us
         let mut first = true;
         while let Some(key) = cursor.next_key(&mut first)? {
             match cursor.slice(&key.inner) {
-                b"delta" if cursor.kind()? == Kind::Object => delta_of(cursor, &mut content, &mut ids)?,
-                b"text" => content |= carries(cursor)?,
+                b"delta" if cursor.kind()? == Kind::Object => delta_of(cursor, &mut content, &mut ids, &mut texts)?,
+                b"text" => content |= carries(cursor, &mut texts)?,
                 b"token_ids" => ids = length(cursor)?,
                 b"finish_reason" => {
                     let kind = cursor.kind()?;
@@ -115,15 +151,16 @@ fn choices_of(cursor: &mut Cursor<'_>, meaning: &mut Meaning) -> json::Result<us
             meaning.tokens += ids.max(1);
         }
     }
+    meaning.text = texts.only();
     Ok(choices)
 }
 
-fn delta_of(cursor: &mut Cursor<'_>, content: &mut bool, ids: &mut u64) -> json::Result<()> {
+fn delta_of(cursor: &mut Cursor<'_>, content: &mut bool, ids: &mut u64, texts: &mut Texts) -> json::Result<()> {
     cursor.open()?;
     let mut first = true;
     while let Some(key) = cursor.next_key(&mut first)? {
         match cursor.slice(&key.inner) {
-            b"content" | b"reasoning_content" | b"reasoning" | b"refusal" => *content |= carries(cursor)?,
+            b"content" | b"reasoning_content" | b"reasoning" | b"refusal" => *content |= carries(cursor, texts)?,
             b"tool_calls" if cursor.kind()? == Kind::Array => {
                 cursor.open()?;
                 let mut first = true;
@@ -148,9 +185,16 @@ fn delta_of(cursor: &mut Cursor<'_>, content: &mut bool, ids: &mut u64) -> json:
 
 /// Whether the value here is text, or a list, that is not empty.
 #[inline]
-fn carries(cursor: &mut Cursor<'_>) -> json::Result<bool> {
+fn carries(cursor: &mut Cursor<'_>, texts: &mut Texts) -> json::Result<bool> {
     match cursor.kind()? {
-        Kind::Text => Ok(!cursor.text()?.inner.is_empty()),
+        Kind::Text => {
+            let text = cursor.text()?.inner;
+            let carries = !text.is_empty();
+            if carries {
+                texts.take(text);
+            }
+            Ok(carries)
+        }
         Kind::Array => Ok(length(cursor)? > 0),
         _ => cursor.skip().map(|_| false),
     }
@@ -185,7 +229,7 @@ fn responses(cursor: &mut Cursor<'_>) -> json::Result<Meaning> {
                 let text = cursor.text()?;
                 kind = cursor.slice(&text.inner);
             }
-            b"delta" => delta = carries(cursor)?,
+            b"delta" => delta = carries(cursor, &mut Texts::default())?,
             b"error" => meaning.error = error_of(cursor)?.or(meaning.error),
             b"message" if cursor.kind()? == Kind::Text => message = Some(bounded_text(cursor)?),
             b"response" if cursor.kind()? == Kind::Object => {
@@ -260,7 +304,9 @@ fn messages(cursor: &mut Cursor<'_>) -> json::Result<Meaning> {
                 let mut first = true;
                 while let Some(key) = cursor.next_key(&mut first)? {
                     match cursor.slice(&key.inner) {
-                        b"text" | b"thinking" | b"partial_json" => content |= carries(cursor)?,
+                        b"text" | b"thinking" | b"partial_json" => {
+                            content |= carries(cursor, &mut Texts::default())?;
+                        }
                         b"stop_reason" => {
                             meaning.finished |= cursor.kind()? == Kind::Text;
                             cursor.skip()?;

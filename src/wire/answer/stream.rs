@@ -1,5 +1,7 @@
 //! An SSE answer: events read beside the bytes, and the usage chunk that the client did not ask for taken out.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use memchr::memmem;
 
@@ -8,11 +10,14 @@ use super::event;
 use super::out::Out;
 use super::sse::{self, Framer, Step};
 use crate::wire::endpoint::Endpoint;
+use crate::wire::json;
 
 /// Most bytes held back while an event may prove to be a usage chunk; real ones have some 300 bytes.
 const HELD_BYTES_MAX: usize = 64 << 10;
 /// Buffers that grew past this are given back after the event that needed them.
 const KEPT_CAPACITY_BYTES: usize = 16 << 10;
+/// Longer events are read each for itself.
+const SHAPE_BYTES_MAX: usize = 1 << 10;
 /// Characters kept of an error event's text that is not JSON.
 const ERROR_CHARS_MAX: usize = 300;
 
@@ -38,6 +43,38 @@ pub(super) struct Stream {
     /// No event has ended yet: a byte order mark may stand before the first.
     first: bool,
     joined: Vec<u8>,
+    shape: Shape,
+}
+
+/// An event that said nothing but a text, without that text. Nearly all events of a stream differ in nothing else, and
+/// what another such one says is known without reading it.
+#[derive(Debug, Default)]
+struct Shape {
+    head: Vec<u8>,
+    /// From the text's closing quote on; empty where no shape is known.
+    tail: Vec<u8>,
+    /// Tokens that such an event carries.
+    tokens: u64,
+}
+
+impl Shape {
+    /// Notes the shape of an event that carries `tokens` and the text at this range.
+    fn learn(&mut self, event: &[u8], text: Range<usize>, tokens: u64) {
+        self.head.clear();
+        self.tail.clear();
+        if event.len() <= SHAPE_BYTES_MAX {
+            self.head.extend_from_slice(&event[..text.start]);
+            self.tail.extend_from_slice(&event[text.end..]);
+            self.tokens = tokens;
+        }
+    }
+
+    /// The tokens of an event of this shape; `None` for any other. Its text stands for itself: it ends where the shape
+    /// has its quote, and no line ends in it.
+    fn tokens(&self, event: &[u8]) -> Option<u64> {
+        let text = event.strip_prefix(&self.head[..])?.strip_suffix(&self.tail[..])?;
+        (!self.tail.is_empty() && !text.is_empty() && json::is_plain(text)).then_some(self.tokens)
+    }
 }
 
 impl Stream {
@@ -57,6 +94,7 @@ impl Stream {
             hide_newline: false,
             first: true,
             joined: Vec::new(),
+            shape: Shape::default(),
         }
     }
 
@@ -202,11 +240,20 @@ impl Stream {
             true => event.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(event),
             false => event,
         };
+        if let Some(tokens) = self.shape.tokens(event) {
+            tally.text(tokens);
+            return false;
+        }
         let fields = sse::fields(event, &mut self.joined);
         let Some(data) = fields.data else { return false };
         let mut meaning = event::read(self.endpoint, data);
         if fields.error && meaning.error.is_none() {
             meaning.error = Some(String::from_utf8_lossy(data).chars().take(ERROR_CHARS_MAX).collect());
+        }
+        if meaning.is_text_alone()
+            && let (Some(text), Some(at)) = (&meaning.text, place(event, data))
+        {
+            self.shape.learn(event, at + text.start..at + text.end, meaning.tokens);
         }
         let usage_only = meaning.usage_only;
         tally.event(meaning);
@@ -214,7 +261,104 @@ impl Stream {
     }
 }
 
+/// Where the data stands in its event; `None` where it was put together of several lines.
+fn place(event: &[u8], data: &[u8]) -> Option<usize> {
+    let at = (data.as_ptr() as usize).checked_sub(event.as_ptr() as usize)?;
+    (at + data.len() <= event.len()).then_some(at)
+}
+
 /// Whether nothing but comments has come of an event: those leave at once, since they keep idle timers alive.
 fn only_comments(begun: &[u8]) -> bool {
     begun.split(|&b| b == b'\n' || b == b'\r').all(|line| line.is_empty() || line[0] == b':')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::Progress;
+    use super::*;
+
+    /// Texts as they stand between quotes, plain ones and those that end early or break the JSON among them.
+    fn text() -> impl Strategy<Value = String> {
+        prop_oneof![
+            4 => "[a-zA-Z \u{e9}\u{5929}]{1,12}",
+            1 => Just(String::new()),
+            1 => Just("a\\\"b".to_owned()),
+            1 => Just("x\"},\"finish_reason\":\"stop\"}],\"y\":[{\"z\":\"".to_owned()),
+            1 => Just("x\",\"role\":\"".to_owned()),
+            1 => Just("tab\tand\u{1}".to_owned()),
+            1 => Just("line\ndata: x".to_owned()),
+        ]
+    }
+
+    fn event() -> impl Strategy<Value = String> {
+        let chat = |delta: String, rest: &str| {
+            format!("data: {{\"id\":\"c-1\",\"choices\":[{{\"index\":0,\"delta\":{{{delta}}}{rest}}}]}}\n\n")
+        };
+        prop_oneof![
+            8 => text().prop_map(move |t| chat(format!("\"content\":\"{t}\""), ",\"finish_reason\":null")),
+            2 => text().prop_map(move |t| chat(format!("\"content\":\"{t}\",\"reasoning\":\"\""), "")),
+            2 => (text(), text()).prop_map(move |(a, b)| chat(format!("\"content\":\"{a}\",\"reasoning\":\"{b}\""), "")),
+            1 => text().prop_map(move |t| chat(format!("\"content\":\"{t}\""), ",\"finish_reason\":\"stop\"")),
+            1 => text().prop_map(move |t| chat(format!("\"content\":\"{t}\""), ",\"token_ids\":[1,2,3]")),
+            2 => text().prop_map(|t| format!("data: {{\"choices\":[{{\"text\":\"{t}\"}}]}}\n\n")),
+            1 => text().prop_map(|t| format!("data: {{\"choices\":[{{\"text\":\"{t}\"}},{{\"text\":\"b\"}}]}}\n\n")),
+            1 => text().prop_map(|t| format!("event: error\ndata: {{\"choices\":[{{\"text\":\"{t}\"}}]}}\n\n")),
+            1 => text().prop_map(|t| format!("data: {{\"choices\":[{{\"text\":\ndata: \"{t}\"}}]}}\n\n")),
+            1 => text().prop_map(|t| format!("data: {{\"object\":\"{t}\",\"message\":\"m\",\"choices\":[]}}\n\n")),
+            1 => Just("data: {\"object\":\"error\",\"message\":\"m\",\"choices\":[]}\n\n".to_owned()),
+            1 => Just("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":7}}\n\n".to_owned()),
+            1 => Just(": comment\n\n".to_owned()),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_known_shape_says_what_reading_the_event_would(events in proptest::collection::vec(event(), 1..24)) {
+            let mut stream = Stream::new(Endpoint::ChatCompletions, false, 1 << 20);
+            let mut forgetful = Stream::new(Endpoint::ChatCompletions, false, 1 << 20);
+            let (mut quick, mut slow) = (Tally::default(), Tally::default());
+            for event in &events {
+                let bytes = Bytes::from(event.clone());
+                prop_assert_eq!(stream.push(bytes.clone(), &mut quick), bytes.clone());
+                forgetful.shape = Shape::default();
+                forgetful.push(bytes, &mut slow);
+                let told = |progress: &Progress| format!("{progress:?}");
+                prop_assert_eq!(told(&quick.progress), told(&slow.progress), "{}", event);
+            }
+        }
+    }
+
+    #[test]
+    fn events_that_differ_in_their_text_alone_are_not_read_again() {
+        let mut stream = Stream::new(Endpoint::ChatCompletions, true, 1 << 20);
+        let mut tally = Tally::default();
+        let event = |text: &str| {
+            let data =
+                format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":null}}]}}\n\n");
+            Bytes::from(data)
+        };
+        stream.push(event("one"), &mut tally);
+        assert!(stream.shape.head.ends_with(b"\"content\":\"") && stream.shape.tail.starts_with(b"\"}"));
+        for (text, known) in [(" two", Some(1)), ("\u{5929}", Some(1)), ("", None), ("a\\n", None), ("\"", None)] {
+            assert_eq!(stream.shape.tokens(&event(text)), known, "{text:?}");
+        }
+        // Cut anywhere, an event is the same one.
+        let whole = event("three");
+        for cut in 1..whole.len() {
+            stream.push(whole.slice(..cut), &mut tally);
+            stream.push(whole.slice(cut..), &mut tally);
+        }
+        assert_eq!(tally.progress.content_events, whole.len() as u64);
+    }
+
+    #[test]
+    fn a_shape_is_bounded() {
+        let mut stream = Stream::new(Endpoint::ChatCompletions, false, 1 << 20);
+        let mut tally = Tally::default();
+        let long = format!("data: {{\"id\":\"{}\",\"choices\":[{{\"text\":\"a\"}}]}}\n\n", "x".repeat(SHAPE_BYTES_MAX));
+        stream.push(Bytes::from(long), &mut tally);
+        assert!(tally.progress.content_events == 1 && stream.shape.tail.is_empty() && stream.shape.head.is_empty());
+    }
 }

@@ -12,7 +12,7 @@ use std::fmt;
 use std::ops::Range;
 
 use self::text::special;
-pub(crate) use self::text::{count, unescape};
+pub(crate) use self::text::{count, is_plain, unescape};
 
 /// Deepest nesting that can be followed, whatever a configuration asks for: one bit a level on the stack.
 pub(crate) const DEPTH_MAX: usize = 1024;

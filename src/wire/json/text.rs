@@ -41,6 +41,11 @@ fn special_in_word(word: u64) -> u64 {
     found & HIGH
 }
 
+/// Whether these bytes between quotes stand for themselves: no quote, no backslash, no control character is among them.
+pub(crate) fn is_plain(inner: &[u8]) -> bool {
+    special(inner, 0) == inner.len()
+}
+
 fn far_special(bytes: &[u8], from: usize) -> usize {
     let rest = &bytes[from..];
     let stop = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
