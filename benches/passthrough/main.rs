@@ -59,7 +59,7 @@ struct Options {
     /// Events of one stream a second.
     #[arg(long, default_value_t = 20.0)]
     events_per_second: f64,
-    /// A tokenizer directory for the weighing.
+    /// A tokenizer directory for the weighing; `approximate`: nothing is rendered or tokenized.
     #[arg(long, default_value = "tests/data/smollm2")]
     tokenizer: String,
     /// What is measured: both, or `requests`, or `events`.

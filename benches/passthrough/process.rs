@@ -94,7 +94,11 @@ pub fn weighbridge(
     threads: usize,
     Holds { tokens, sequences }: Holds,
 ) -> Result<Proxy> {
-    let tokenizer = fs::canonicalize(tokenizer).with_context(|| format!("tokenizer directory {tokenizer}"))?;
+    // A path as the configuration takes it, from wherever the files are; its one name besides stays as it is.
+    let tokenizer = match tokenizer {
+        "approximate" => tokenizer.into(),
+        path => fs::canonicalize(path).with_context(|| format!("tokenizer directory {path}"))?,
+    };
     let (address, admin) = (free_address()?, free_address()?);
     let files = tempfile::tempdir()?;
     let config = files.path().join("weighbridge.yaml");
