@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// A map by names that the operator gives: looked up many times for each request, with hashes that are quick to make.
-/// Whoever sends requests cannot fill it.
+/// A map that is looked up many times for each request, with hashes that are quick to make: for keys that no client
+/// chooses, such as the names that the operator gives.
 pub type NameMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A count of model tokens.

@@ -286,7 +286,7 @@ impl Balancer {
         self.state.load().pool(model)?.window()
     }
 
-    /// What `tell` first makes of one of a model's replicas.
+    /// What `tell` first makes of one of a model's replicas, those asked first that are there for longest.
     pub fn find_member<T>(&self, model: &ModelName, tell: impl FnMut(&Arc<Replica>) -> Option<T>) -> Option<T> {
         self.state.load().pool(model)?.members.iter().find_map(tell)
     }

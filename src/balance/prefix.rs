@@ -24,9 +24,6 @@ const DENSE: usize = 16;
 const STRIDE: usize = 4;
 /// Shards by hash, so that placements of different prompts rarely meet.
 const SHARDS: usize = 64;
-/// So many kept positions of a chain that follow each other stand in one shard: a lock for each block would cost more
-/// than the block.
-const TOGETHER: usize = 4;
 /// Replicas under one block. A prefix that more hold is everywhere, and the rest learn of it by being chosen.
 const HOLDERS_MAX: usize = 64;
 /// Blocks in one shard; past it everything dead, then everything, is dropped. 64 × 32,768 entries are some 200 MB.
@@ -159,7 +156,7 @@ impl Hasher for AsItIs {
     }
 
     fn write_u64(&mut self, n: u64) {
-        // The shard took low bits, of a block's own hash or another's; the map takes the high and the low ones.
+        // The shard takes the low bits, the map the high and the low ones.
         self.0 = n.rotate_right(6);
     }
 }
@@ -189,23 +186,20 @@ fn positions(blocks: usize) -> usize {
 }
 
 impl PrefixIndex {
-    /// The shard of a chain's `index`th kept position. A block's hash names all that is before it, so it is always in
-    /// the one that the first of those it stands with chooses.
-    fn shard(&self, chain: &[u64], index: usize) -> &RwLock<Shard> {
-        let first = chain[blocks_at(index - index % TOGETHER) - 1];
-        &self.shards[(first % SHARDS as u64) as usize]
+    fn shard(&self, hash: u64) -> &RwLock<Shard> {
+        &self.shards[(hash % SHARDS as u64) as usize]
     }
 
-    fn holds(&self, chain: &[u64], index: usize, replica: u32, oldest: u64) -> bool {
-        let shard = self.shard(chain, index).read();
-        let Some(holders) = shard.get(&chain[blocks_at(index) - 1]) else { return false };
+    fn holds(&self, hash: u64, replica: u32, oldest: u64) -> bool {
+        let shard = self.shard(hash).read();
+        let Some(holders) = shard.get(&hash) else { return false };
         holders.iter().any(|holder| holder.replica == replica && holder.used >= oldest)
     }
 
     /// Leading blocks of `chain` that this replica is expected to hold.
     pub fn blocks_held(&self, chain: &[u64], replica: &Replica) -> usize {
         let oldest = oldest(replica);
-        let held = partition(positions(chain.len()), |i| self.holds(chain, i, replica.number, oldest));
+        let held = partition(positions(chain.len()), |i| self.holds(chain[blocks_at(i) - 1], replica.number, oldest));
         held.checked_sub(1).map_or(0, blocks_at)
     }
 
@@ -223,13 +217,17 @@ impl PrefixIndex {
             }
             return;
         }
-        let anyone = |i: usize| self.shard(chain, i).read().contains_key(&chain[blocks_at(i) - 1]);
+        let anyone = |i: usize| {
+            let hash = chain[blocks_at(i) - 1];
+            self.shard(hash).read().contains_key(&hash)
+        };
         let mut position = partition(positions(chain.len()), anyone);
         let mut seen: Vec<u32> = Vec::new();
         while position > 0 {
             let blocks = blocks_at(position - 1);
-            let shard = self.shard(chain, position - 1).read();
-            for holder in shard.get(&chain[blocks - 1]).into_iter().flat_map(Holders::iter) {
+            let hash = chain[blocks - 1];
+            let shard = self.shard(hash).read();
+            for holder in shard.get(&hash).into_iter().flat_map(Holders::iter) {
                 if seen.contains(&holder.replica) {
                     continue;
                 }
@@ -251,20 +249,17 @@ impl PrefixIndex {
             return;
         }
         let used = replica.cache.computed.fetch_add(computed, Relaxed) + computed;
-        let holder = Holder { replica: replica.number, used };
-        let positions = positions(chain.len());
-        for first in (0..positions).step_by(TOGETHER) {
-            let mut shard = self.shard(chain, first).write();
-            for index in first..positions.min(first + TOGETHER) {
-                let hash = chain[blocks_at(index) - 1];
-                if shard.len() >= SHARD_BLOCKS_MAX && !shard.contains_key(&hash) {
-                    shed(&mut shard);
-                }
-                match shard.entry(hash) {
-                    Entry::Occupied(mut known) => known.get_mut().note(holder),
-                    Entry::Vacant(new) => {
-                        new.insert(Holders { first: holder, others: Vec::new() });
-                    }
+        for i in 0..positions(chain.len()) {
+            let hash = chain[blocks_at(i) - 1];
+            let mut shard = self.shard(hash).write();
+            if shard.len() >= SHARD_BLOCKS_MAX && !shard.contains_key(&hash) {
+                shed(&mut shard);
+            }
+            let holder = Holder { replica: replica.number, used };
+            match shard.entry(hash) {
+                Entry::Occupied(mut known) => known.get_mut().note(holder),
+                Entry::Vacant(new) => {
+                    new.insert(Holders { first: holder, others: Vec::new() });
                 }
             }
         }
@@ -419,6 +414,21 @@ mod tests {
         members.iter().for_each(|member| member.cache.forget());
         (0..SHARDS).for_each(|turn| index.sweep(turn, &members));
         assert!(index.shards.iter().all(|shard| shard.read().is_empty()));
+    }
+
+    #[test]
+    fn prompts_that_begin_alike_are_spread_over_the_shards() {
+        // As every chat of a model with a usual system prompt does.
+        let members = replicas(1, 100_000_000);
+        let index = PrefixIndex::default();
+        let prompt = |n: u64| -> Vec<u64> { chain(0, 1).into_iter().chain(chain(n + 1, 12)).collect() };
+        for n in 0..20_000 {
+            index.insert(&prompt(n), &members[0], 208);
+        }
+        let sizes: Vec<usize> = index.shards.iter().map(|shard| shard.read().len()).collect();
+        let mean = sizes.iter().sum::<usize>() / SHARDS;
+        assert!(sizes.iter().all(|&size| size < mean + mean / 4), "{sizes:?}");
+        assert!((0..20_000).all(|n| index.blocks_held(&prompt(n), &members[0]) == 13));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct AccessRecord<'a> {
     pub duration_ms: Milliseconds,
 }
 
-/// Milliseconds, written with three decimals at most.
+/// Milliseconds, written with three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Milliseconds {
     micros: u64,
@@ -202,13 +202,11 @@ impl Object<'_> {
     fn milliseconds(&mut self, name: &'static str, value: Option<Milliseconds>) {
         let Some(Milliseconds { micros }) = value else { return };
         self.number(name, Some(micros / 1000));
-        let rest = micros % 1000;
-        if rest > 0 {
-            // Three digits behind the point: the leading one of 1,xxx becomes it.
-            let at = self.0.len();
-            self.0.extend_from_slice(itoa::Buffer::new().format(1000 + rest).as_bytes());
-            self.0[at] = b'.';
-        }
+        // Three digits behind the point, also where they are zeros: a store that types a field by its first line shall
+        // not take it for a whole number. The leading digit of 1,xxx becomes the point.
+        let at = self.0.len();
+        self.0.extend_from_slice(itoa::Buffer::new().format(1000 + micros % 1000).as_bytes());
+        self.0[at] = b'.';
     }
 }
 
@@ -261,7 +259,7 @@ mod tests {
         assert_eq!((&value["prompt_tokens"], &value["output_tokens"]), (&12.into(), &7.into()));
         assert_eq!(
             (&value["queue_ms"], &value["ttft_ms"], &value["duration_ms"]),
-            (&0.into(), &12.346.into(), &1500.into())
+            (&0.0.into(), &12.346.into(), &1500.0.into())
         );
         assert_eq!(
             (&value["stream"], &value["usage_from_engine"], &value["status"]),
@@ -282,9 +280,9 @@ mod tests {
     }
 
     #[test]
-    fn milliseconds_have_three_decimals_at_most() {
+    fn milliseconds_have_three_decimals() {
         for (seconds, expected) in
-            [(0.0, "0"), (0.000_001, "0.001"), (0.012_34, "12.340"), (1.0, "1000"), (2.000_5, "2000.500")]
+            [(0.0, "0.000"), (0.000_001, "0.001"), (0.012_34, "12.340"), (1.0, "1000.000"), (2.000_5, "2000.500")]
         {
             let mut line = Vec::new();
             Object(&mut line).milliseconds("x", Some(Milliseconds::from_seconds(seconds)));

@@ -8,12 +8,20 @@ use http::{HeaderMap, HeaderValue};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::{Error, ErrorType, Result};
 
-/// Edits a request's fields.
+/// Edits a request's fields; its target stays as it was sent.
 pub fn edit_request<T>(header: &mut RequestHeader, edit: impl FnOnce(&mut HeaderMap) -> T) -> T {
+    // The parts keep a path alone. A target of another form (`http://host/path`) is set again: Pingora takes the host
+    // from it where the client sent no `Host`.
+    let path = header.uri.path_and_query().map(|path| path.as_str().as_bytes());
+    let target = (path != Some(header.raw_path())).then(|| header.raw_path().to_vec());
     let (placeholder, ()) = http::Request::new(()).into_parts();
     let mut parts: http::request::Parts = std::mem::replace(header, RequestHeader::from(placeholder)).into();
     let edited = edit(&mut parts.headers);
     *header = RequestHeader::from(parts);
+    if let Some(target) = target {
+        // It was a target before.
+        let _ = header.set_raw_path(&target);
+    }
     edited
 }
 
@@ -59,6 +67,22 @@ mod tests {
         let mut fields: Vec<&str> = text.lines().collect();
         fields.sort_unstable();
         assert_eq!(fields, ["Host: replica", "x-twice: a", "x-twice: b"]);
+    }
+
+    #[test]
+    fn an_edited_request_keeps_a_target_of_any_form() {
+        for target in ["/v1/models", "/v1/chat/completions?a=b", "http://lb:8080/v1/models?x", "*", "/a//b/%20"] {
+            let mut header = RequestHeader::build("POST", target.as_bytes(), None).unwrap();
+            let uri = header.uri.clone();
+            edit_request(&mut header, |headers| headers.insert("x-new", HeaderValue::from_static("1")));
+            assert_eq!((header.raw_path(), &header.uri), (target.as_bytes(), &uri));
+        }
+        // As HTTP/2 brings it.
+        let (mut parts, ()) = http::Request::new(()).into_parts();
+        parts.uri = "https://lb/v1/models".parse().unwrap();
+        let mut header = RequestHeader::from(parts);
+        edit_request(&mut header, |_| ());
+        assert_eq!(header.uri, "https://lb/v1/models");
     }
 
     #[test]

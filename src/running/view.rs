@@ -10,7 +10,8 @@ use super::Running;
 const TARGET_UTILIZATION: f64 = 0.7;
 
 impl Running {
-    /// The kind of a model's replicas, by the first that tells; pools of mixed engines are counted by that one.
+    /// The kind of a model's replicas, by the one that tells and is there for longest; pools of mixed engines are counted
+    /// by that one.
     pub fn engine(&self, model: &ModelName) -> Engine {
         let told = self.balancer.find_member(model, |replica| {
             let known = self.fleet().and_then(|fleet| fleet.engine(replica.id()));

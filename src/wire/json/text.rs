@@ -62,7 +62,7 @@ fn far_special(bytes: &[u8], from: usize) -> usize {
 /// The characters of a string, given the bytes between its quotes.
 pub(crate) fn unescape(inner: &[u8], escaped: bool) -> Cow<'_, str> {
     if !escaped {
-        // Bodies were found to be UTF-8 before they are read.
+        // A request's body was found to be UTF-8 before it is read; of an engine's answer nobody knows.
         return std::str::from_utf8(inner).map_or_else(|_| String::from_utf8_lossy(inner), Cow::Borrowed);
     }
     let quoted = [b"\"", inner, b"\""].concat();
