@@ -47,6 +47,25 @@ fn sigterm_cuts_no_running_stream_and_the_process_ends_with_the_last() {
 }
 
 #[test]
+fn who_has_just_connected_when_it_stops_is_answered_all_the_same() {
+    run(async {
+        let a = Upstream::start().await;
+        a.replies(|_| Reply::chat(3, 2));
+        let lb = Setup::m1().section("shutdown", "{drain_window: 0s, grace: 30s}").replica("a", &a.url()).start().await;
+        let mut client = lb.client().await;
+        // Accepted, and nothing sent yet.
+        tokio::time::sleep(ms(100)).await;
+        lb.signal("TERM");
+        tokio::time::sleep(ms(150)).await;
+        client.post("/v1/chat/completions", HI).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.end), (200, End::Clean));
+        let (status, _) = lb.exits_within(Duration::from_secs(5)).await.expect("it ends");
+        assert!(status.success(), "{status}");
+    });
+}
+
+#[test]
 fn an_upgrade_under_load_fails_no_request_and_cuts_no_stream() {
     run(async {
         const REQUESTS: u64 = 10_000;

@@ -34,6 +34,10 @@ const FEW_FIELDS: usize = 32;
 
 const H2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// How long the first request of a connection is waited for where the service goes down: connections are accepted up to
+/// that moment, and a client's request comes a moment after them.
+pub(super) const ABOUT_TO_ASK: Duration = Duration::from_millis(500);
+
 /// How long, and for how many bytes, a refused client is still read, so that it sees its answer and not a reset.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 1 << 20;
@@ -57,6 +61,7 @@ impl Edge {
         let mut stream: Stream = Box::new(EdgeStream::new(stream, state.clone()));
         let mut settings: Option<HttpPersistentSettings> = None;
         let mut served = 0u32;
+        let mut newcomer = Some(self.running.newcomer());
         loop {
             let epoch = self.running.epoch();
             let limits = &epoch.config.limits;
@@ -98,6 +103,7 @@ impl Edge {
             }
             session.set_pipelined_prefix(prefix);
             let Some(reused) = self.proxy.process_new_http(session, shutdown).await else { return };
+            drop(newcomer.take());
             let (next_stream, next_settings) = reused.consume();
             stream = next_stream;
             settings = next_settings;
@@ -116,11 +122,18 @@ impl Edge {
         let mut bytes = BytesMut::with_capacity(2048);
         let idle = if first { limits.header_timeout } else { limits.keepalive };
         let mut shutdown = shutdown.clone();
-        // Waiting for the first byte: a client may idle here, and a service that goes down need not wait for it.
+        // Waiting for the first byte: a client may idle here, and a service that goes down need not wait for it. But one
+        // that has just connected is about to ask.
+        let down = async {
+            let _ = shutdown.wait_for(|down| *down).await;
+            if first {
+                tokio::time::sleep(ABOUT_TO_ASK).await;
+            }
+        };
         let got = tokio::select! {
             biased;
             got = timeout(idle, stream.read_buf(&mut bytes)) => got,
-            _ = async { let _ = shutdown.wait_for(|down| *down).await; } => return Ok(None),
+            () = down => return Ok(None),
         };
         match got {
             Err(_) | Ok(Err(_)) | Ok(Ok(0)) => return Ok(None),

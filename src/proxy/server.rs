@@ -23,7 +23,7 @@ use crate::config::{Config, Limits, Listen};
 use crate::running::Running;
 
 use super::connections::Connections;
-use super::edge::Edge;
+use super::edge::{ABOUT_TO_ASK, Edge};
 use super::shell::Shell;
 use super::tls::ListenerTls;
 use super::upstream::TlsMaterial;
@@ -193,11 +193,16 @@ impl Built {
     }
 }
 
-/// Waits for the last request and ends the process.
+/// Waits for the last request, and for a moment for those who have just connected, and ends the process.
 fn end_when_idle(running: &Arc<Running>, grace: Duration) -> ! {
     let begun = Instant::now();
-    while running.in_flight() > 0 && begun.elapsed() < grace {
+    loop {
+        // First, since the last connections are still on their way from the listener.
         std::thread::sleep(Duration::from_millis(20));
+        let expected = running.newcomers() > 0 && begun.elapsed() < ABOUT_TO_ASK;
+        if !expected && (running.in_flight() == 0 || begun.elapsed() >= grace) {
+            break;
+        }
     }
     match running.in_flight() {
         0 => tracing::info!("the last request has ended: exiting"),

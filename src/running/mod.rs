@@ -43,6 +43,7 @@ pub struct Running {
     draining: AtomicBool,
     listening: AtomicBool,
     in_flight: AtomicUsize,
+    newcomers: AtomicUsize,
 }
 
 impl std::fmt::Debug for Running {
@@ -60,6 +61,18 @@ pub struct InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.running.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A connection whose first request is awaited or under way; dropping it says that this is over.
+#[derive(Debug)]
+pub struct Newcomer {
+    running: Arc<Running>,
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        self.running.newcomers.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -96,6 +109,7 @@ impl Running {
             draining: AtomicBool::new(false),
             listening: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
+            newcomers: AtomicUsize::new(0),
         }))
     }
 
@@ -126,6 +140,17 @@ impl Running {
     /// Requests under way.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// A client has connected.
+    pub fn newcomer(self: &Arc<Self>) -> Newcomer {
+        self.newcomers.fetch_add(1, Ordering::AcqRel);
+        Newcomer { running: self.clone() }
+    }
+
+    /// Connections whose first request is awaited or under way.
+    pub fn newcomers(&self) -> usize {
+        self.newcomers.load(Ordering::Acquire)
     }
 
     /// Whether the process is on its way out: not ready, connections closed after their answer.

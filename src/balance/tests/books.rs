@@ -169,7 +169,8 @@ fn contend(seed: u64, policy: PolicyName) {
                     };
                     let mut held: Vec<Reservation> = Vec::new();
                     for _ in 0..200 {
-                        let (stream, output) = (next(2) == 0, about(1 + next(500), next(1500)));
+                        // At least a token is booked for each, since one will have come.
+                        let (stream, output) = (next(2) == 0, about(1 + next(500), 1 + next(1500)));
                         let ask = Arc::new(Ask { stream, output, ..ask(1 + next(2500), 0) });
                         if let Ok(mut reservation) = balancer.place(&ask, &[]) {
                             reservation.sent();
