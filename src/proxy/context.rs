@@ -10,7 +10,7 @@ use crate::balance::quota::{Hold, Rates};
 use crate::balance::{Ask, Outcome, Replica, Reservation};
 use crate::config::Model;
 use crate::running::tenants::TenantState;
-use crate::running::{Epoch, InFlight, Running};
+use crate::running::{Counted, Epoch, Running};
 use crate::units::{Band, ReplicaId, Time};
 use crate::weigh::Weight;
 use crate::wire::headers::RequestIds;
@@ -22,7 +22,7 @@ use super::stream::ConnState;
 /// See the module's documentation.
 pub struct Ctx {
     pub started: Time,
-    pub in_flight: Option<InFlight>,
+    pub in_flight: Option<Counted>,
     pub epoch: Option<Arc<Epoch>>,
     pub conn: Option<Arc<ConnState>>,
     pub client: Option<IpAddr>,

@@ -60,13 +60,13 @@ impl Edge {
         let _endable = self.connections.endable(&state);
         let mut stream: Stream = Box::new(EdgeStream::new(stream, state.clone()));
         let mut settings: Option<HttpPersistentSettings> = None;
-        let mut served = 0u32;
+        // Until its first request is answered.
         let mut newcomer = Some(self.running.newcomer());
         loop {
             let epoch = self.running.epoch();
             let limits = &epoch.config.limits;
             state.await_request();
-            let header = match self.read_header(&mut stream, limits, served == 0, shutdown).await {
+            let header = match self.read_header(&mut stream, limits, newcomer.is_some(), shutdown).await {
                 Ok(Some(header)) => header,
                 Ok(None) => return,
                 Err(error) => {
@@ -103,11 +103,10 @@ impl Edge {
             }
             session.set_pipelined_prefix(prefix);
             let Some(reused) = self.proxy.process_new_http(session, shutdown).await else { return };
-            drop(newcomer.take());
+            newcomer = None;
             let (next_stream, next_settings) = reused.consume();
             stream = next_stream;
             settings = next_settings;
-            served = served.saturating_add(1);
         }
     }
 

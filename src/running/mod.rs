@@ -42,8 +42,8 @@ pub struct Running {
     reloading: Mutex<()>,
     draining: AtomicBool,
     listening: AtomicBool,
-    in_flight: AtomicUsize,
-    newcomers: AtomicUsize,
+    in_flight: Arc<AtomicUsize>,
+    newcomers: Arc<AtomicUsize>,
 }
 
 impl std::fmt::Debug for Running {
@@ -52,27 +52,20 @@ impl std::fmt::Debug for Running {
     }
 }
 
-/// One request under way; dropping it ends it.
+/// One of those that are counted; dropping it says that it is over.
 #[derive(Debug)]
-pub struct InFlight {
-    running: Arc<Running>,
-}
+pub struct Counted(Arc<AtomicUsize>);
 
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.running.in_flight.fetch_sub(1, Ordering::AcqRel);
+impl Counted {
+    fn among(count: &Arc<AtomicUsize>) -> Counted {
+        count.fetch_add(1, Ordering::AcqRel);
+        Counted(count.clone())
     }
 }
 
-/// A connection whose first request is awaited or under way; dropping it says that this is over.
-#[derive(Debug)]
-pub struct Newcomer {
-    running: Arc<Running>,
-}
-
-impl Drop for Newcomer {
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.running.newcomers.fetch_sub(1, Ordering::AcqRel);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -108,8 +101,8 @@ impl Running {
             reloading: Mutex::new(()),
             draining: AtomicBool::new(false),
             listening: AtomicBool::new(false),
-            in_flight: AtomicUsize::new(0),
-            newcomers: AtomicUsize::new(0),
+            in_flight: Arc::default(),
+            newcomers: Arc::default(),
         }))
     }
 
@@ -132,9 +125,8 @@ impl Running {
     }
 
     /// A request begins.
-    pub fn enter(self: &Arc<Self>) -> InFlight {
-        self.in_flight.fetch_add(1, Ordering::AcqRel);
-        InFlight { running: self.clone() }
+    pub fn enter(&self) -> Counted {
+        Counted::among(&self.in_flight)
     }
 
     /// Requests under way.
@@ -143,9 +135,8 @@ impl Running {
     }
 
     /// A client has connected.
-    pub fn newcomer(self: &Arc<Self>) -> Newcomer {
-        self.newcomers.fetch_add(1, Ordering::AcqRel);
-        Newcomer { running: self.clone() }
+    pub fn newcomer(&self) -> Counted {
+        Counted::among(&self.newcomers)
     }
 
     /// Connections whose first request is awaited or under way.
