@@ -188,14 +188,6 @@ impl Tally {
         }
     }
 
-    /// An event that said nothing but a text of so many tokens.
-    fn text(&mut self, tokens: u64) {
-        let progress = &mut self.progress;
-        progress.content_events += 1;
-        self.since_report += tokens;
-        progress.output_tokens = progress.usage.map_or(0, |usage| usage.output) + self.since_report;
-    }
-
     fn document(&mut self, document: &Document) {
         let progress = &mut self.progress;
         if let Some(usage) = document.report.and_then(Report::usage) {

@@ -241,7 +241,7 @@ impl Stream {
             false => event,
         };
         if let Some(tokens) = self.shape.tokens(event) {
-            tally.text(tokens);
+            tally.event(event::Meaning { contents: 1, tokens, ..event::Meaning::default() });
             return false;
         }
         let fields = sse::fields(event, &mut self.joined);
