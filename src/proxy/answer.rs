@@ -60,8 +60,8 @@ pub fn header(running: &Arc<Running>, header: &mut ResponseHeader, ctx: &mut Ctx
     let waited = u64::try_from(exchange.queue_wait.as_millis()).unwrap_or(u64::MAX);
     let hides = exchange.sse && exchange.hide_usage;
     let replica = exchange.reservation.as_ref().map(|reservation| reservation.replica());
-    if let Some(signals) = replica.and_then(|_| crate::fleet::signals::orca(&header.headers, running.clock.now()))
-        && let Some(replica) = replica
+    if let Some(replica) = replica
+        && let Some(signals) = crate::fleet::signals::orca(&header.headers, running.clock.now())
     {
         replica.set_signals(signals);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use aho_corasick::packed;
+use aho_corasick::AhoCorasick;
 use memchr::memmem::Finder;
 use serde::{Deserialize, Serialize};
 
@@ -111,17 +111,15 @@ static CODE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("```"));
 /// Parts of words that ask for a summary, in English, German, French, Spanish and Chinese.
 const SUMMARY: [&str; 7] = ["esum", "ummar", "tl;dr", "TL;DR", "usammenfass", "\u{e9}sum", "\u{603b}\u{7ed3}"];
 
-/// Looks for all of them in one walk; `None` where the processor cannot.
-static ANY_SUMMARY: LazyLock<Option<packed::Searcher>> = LazyLock::new(|| packed::Searcher::new(SUMMARY));
-static EACH_SUMMARY: LazyLock<[Finder<'static>; 7]> = LazyLock::new(|| SUMMARY.map(Finder::new));
+/// Looks for all of them in one walk.
+static ANY_SUMMARY: LazyLock<AhoCorasick> = LazyLock::new(|| {
+    AhoCorasick::new(SUMMARY).unwrap_or_else(|error| unreachable!("seven short patterns make a searcher: {error}"))
+});
 
 /// Whether the beginning or the end of a conversation asks for a summary.
 fn asks_for_summary(text: &[u8]) -> bool {
     const EDGE_BYTES: usize = 600;
-    let asks = |edge: &[u8]| match &*ANY_SUMMARY {
-        Some(any) => any.find(edge).is_some(),
-        None => EACH_SUMMARY.iter().any(|sign| sign.find(edge).is_some()),
-    };
+    let asks = |edge: &[u8]| ANY_SUMMARY.is_match(edge);
     if text.len() <= 2 * EDGE_BYTES {
         return asks(text);
     }
