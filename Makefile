@@ -50,6 +50,11 @@ load: build ## oha against four simulated replicas of unequal speed: least-token
 	@scripts/need.sh load
 	python3 benches/load.py --binary $(BINARY) $(LOAD_ARGS)
 
+.PHONY: live
+live: build ## what a newcomer gets: cold, nothing told, beside everything told and the virtual clock (an hour)
+	@scripts/need.sh build
+	python3 benches/live.py --binary $(BINARY) $(LIVE_ARGS)
+
 SECONDS ?= 600
 SEED ?= 1
 .PHONY: chaos

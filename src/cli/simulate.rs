@@ -19,6 +19,7 @@ use crate::sim::fleet::{self, FaultScript, FleetSpec, Foresight, Member, Run, Ru
 use crate::sim::mix::{self, Mix, SimRequest, Traffic};
 use crate::sim::stats::{self, Objectives, Record, Summary};
 use crate::sim::{plot, trace};
+use crate::units::Band;
 
 /// Policies compared on a virtual clock: the real balancer before simulated replicas.
 #[derive(Debug, clap::Args)]
@@ -47,6 +48,9 @@ pub struct Args {
     /// With the mix tenants: what a second of the interactive band is worth, a second of the batch band being worth 1.
     #[arg(long, default_value_t = 1.0, conflicts_with = "config")]
     pub interactive_weight: f64,
+    /// Put all requests into one band, as a balancer without `bands` does.
+    #[arg(long, conflicts_with = "config")]
+    pub one_band: bool,
     /// Requests; by default ten minutes' worth of a mix, or all of a trace.
     #[arg(long)]
     pub requests: Option<usize>,
@@ -87,6 +91,10 @@ pub struct Args {
     /// lengths where simulated replicas give them.
     #[arg(long, value_name = "URL", conflicts_with_all = ["find_replicas", "faults", "plot", "seeds", "policy"])]
     pub live: Option<String>,
+    /// With --live: play so many times faster, before replicas that are so many times faster. Times are reported in the
+    /// traffic's own seconds.
+    #[arg(long, default_value_t = 1.0, requires = "live")]
+    pub pace: f64,
     /// With --live: the model to ask for.
     #[arg(long, default_value = "sim")]
     pub model: String,
@@ -269,6 +277,7 @@ impl Plan {
         ensure!(args.flood.is_none_or(|l| l >= 0.0), "--flood must not be below 0");
         ensure!(args.batch_share > 0.0 && args.batch_share <= 1.0, "--batch-share must be above 0 and at most 1");
         ensure!(args.interactive_weight > 0.0, "--interactive-weight must be above 0");
+        ensure!(args.pace > 0.0, "--pace must be above 0");
         ensure!(args.seeds > 0, "--seeds must be at least 1");
         ensure!(args.requests != Some(0), "--requests must be at least 1");
         let config = match &args.config {
@@ -318,7 +327,11 @@ impl Plan {
             load: self.args.load.unwrap_or(0.9),
             flood: self.args.flood,
         };
-        mix::generate(&traffic, &fleet.reference(), fleet.speeds())
+        let mut requests = mix::generate(&traffic, &fleet.reference(), fleet.speeds());
+        if self.args.one_band {
+            requests.iter_mut().for_each(|request| request.band = Band(0));
+        }
+        requests
     }
 
     fn options(&self, policy: SimPolicy, seed: u64, requests: &[SimRequest]) -> RunOptions {
@@ -395,10 +408,14 @@ impl Plan {
             bands: self.config.iter().flat_map(|c| &c.bands).map(|b| b.name.clone()).collect(),
             drain: LIVE_DRAIN,
         };
-        let requests = self.requests(&self.fleet, self.args.seed);
+        let mut requests = self.requests(&self.fleet, self.args.seed);
+        for request in &mut requests {
+            request.at /= self.args.pace;
+            request.think /= self.args.pace;
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let played = runtime.block_on(driver::play(&requests, &target, Arc::new(Tally::default())))?;
-        let records: Vec<Record> = played.iter().map(|p| p.record).collect();
+        let records: Vec<Record> = played.iter().map(|p| p.record.stretched(self.args.pace)).collect();
         let mut taken: BTreeMap<&str, f64> = BTreeMap::new();
         for played in &played {
             if let Some(replica) = &played.replica {

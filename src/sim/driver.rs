@@ -162,17 +162,23 @@ async fn send(
         }
         played.record.output += tokens;
     }
+    // Events may carry several tokens each; the usage at the end has them all.
+    if let Some(output) = events.output {
+        played.record.output = output;
+    }
     anyhow::ensure!(events.done, "the stream ended before its end");
     played.record.e2e = Some(arrived.elapsed().as_secs_f64());
     tally.replicas.lock().entry(replica).or_default().completed += 1;
     Ok(())
 }
 
-/// Reads just enough of an SSE stream: how many events carry a token, and whether its end was seen.
+/// Reads just enough of an SSE stream: how many events carry a token, the usage at its end, and whether that was seen.
 #[derive(Debug, Default)]
 struct Events {
     rest: Vec<u8>,
     done: bool,
+    /// Output tokens, as usage has them.
+    output: Option<u32>,
 }
 
 impl Events {
@@ -189,6 +195,8 @@ impl Events {
                 self.done = true;
             } else if let Ok(event) = serde_json::from_slice::<Value>(data) {
                 tokens += u32::from(carries_token(&event));
+                let reported = event["usage"]["completion_tokens"].as_u64();
+                self.output = reported.and_then(|tokens| u32::try_from(tokens).ok()).or(self.output);
             }
         }
         self.rest.drain(..from);
@@ -215,11 +223,11 @@ mod tests {
         let stream = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n\
                       data: {\"choices\":[{\"delta\":{\"content\":\" a\"},\"finish_reason\":null}]}\n\n\
                       data: {\"choices\":[{\"delta\":{\"content\":\"\"},\"finish_reason\":\"stop\"}]}\n\n\
-                      data: {\"choices\":[],\"usage\":{}}\n\ndata: [DONE]\n\n";
+                      data: {\"choices\":[],\"usage\":{\"completion_tokens\":9}}\n\ndata: [DONE]\n\n";
         for size in [1, 7, 64, stream.len()] {
             let mut events = Events::default();
             let tokens: u32 = stream.as_bytes().chunks(size).map(|chunk| events.push(chunk)).sum();
-            assert_eq!((tokens, events.done), (2, true));
+            assert_eq!((tokens, events.output, events.done), (2, Some(9), true));
         }
     }
 
